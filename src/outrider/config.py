@@ -1,0 +1,95 @@
+"""Composed, frozen configuration. Every field has a default, a unit and a line of documentation.
+
+`from_mapping` refuses unknown keys by name. "auto" is resolved once (api/resolve.py), printed at start and stored in
+every benchmark record.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from outrider.errors import ConfigError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How the engine batches and how much it may use."""
+
+    max_model_len: int | None = None  # tokens; None: what the model was trained for, lowered to what memory holds
+    max_num_seqs: int = 16  # sequences decoded together
+    max_num_batched_tokens: int = 512  # rows of one forward pass, drafts included; bounds a prefill chunk
+    page_size: int = 16  # tokens per KV page
+    kv_memory: int | None = None  # bytes for KV pages; None: enough for max_num_seqs x 2048 tokens or one full context
+    prefix_caching: bool = True  # reuse the pages of prompts that begin alike
+    seed: int = 0  # of requests that bring none
+    threads: int | None = None  # CPU threads of the forward pass; None: the cores this process may use
+
+
+@dataclass(frozen=True)
+class SpeculativeConfig:
+    """Who drafts, how drafts are merged and how far they reach (docs/speculation.md)."""
+
+    drafters: Sequence[Any] = ("ngram",)  # names, model paths, or tables {"name": ..., options}
+    num_speculative_tokens: int | Sequence[int] = 4  # tokens per draft, or [low, high] for adaptive length
+    vote: Literal["hedge", "majority", "none"] = "none"  # how several drafters agree on one draft
+    length: Literal["fixed", "trend", "goodput"] = "fixed"  # how the draft length adapts
+    pipeline: bool = False  # draft for some requests while the target verifies others
+
+
+@dataclass(frozen=True)
+class ContextConfig:
+    """What attention reads and where KV lives (docs/context.md)."""
+
+    mode: Literal["full", "sparse", "bounded", "lossless"] = "full"
+    selector: str = "pages"  # pages, window, head or a path of a retrieval head
+    budget: int = 1024  # entries attention reads per KV head, sinks and window included
+    sinks: int = 4  # first entries that are always read
+    window: int = 64  # latest entries that are always read
+    kv_memory: int | None = None  # bytes of KV in fast memory; None: everything stays resident
+    kv_path: str | None = None  # folder of the slow tier's files; None: no slow tier
+
+
+def from_mapping(cls: type[T], values: Mapping[str, Any] | None, where: str) -> T:
+    """Build a config from keys that a user typed: unknown keys and wrong kinds are errors that name the fix."""
+    values = dict(values or {})
+    known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+    hints = get_type_hints(cls)
+    for key, value in values.items():
+        if key not in known:
+            raise ConfigError.unknown(key, known, where)
+        if not _fits(value, hints[key]):
+            raise ConfigError(f"{where}: {key} = {value!r} is refused; expected {_spell(hints[key])}", key)
+    return cls(**values)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of the kind a field declares."""
+    origin = get_origin(hint)
+    if hint is Any:
+        return True
+    if origin is Literal:
+        return value in get_args(hint)
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, option) for option in get_args(hint))
+    if origin is not None:
+        return isinstance(value, (list, tuple)) and all(_fits(v, get_args(hint)[0]) for v in value)
+    if hint in (int, float):
+        return isinstance(value, (int, hint)) and not isinstance(value, bool)
+    return value is None if hint is type(None) else isinstance(value, hint)
+
+
+def _spell(hint: Any) -> str:
+    """A field's kind in words, for error messages."""
+    origin = get_origin(hint)
+    if origin is Literal:
+        return "one of " + ", ".join(map(repr, get_args(hint)))
+    if origin in (Union, types.UnionType):
+        return " or ".join(_spell(option) for option in get_args(hint))
+    if origin is not None:
+        return f"a list of {_spell(get_args(hint)[0])}"
+    return {type(None): "nothing", Any: "anything"}.get(hint, getattr(hint, "__name__", str(hint)))

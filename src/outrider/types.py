@@ -1,0 +1,244 @@
+"""The frozen values that the parts of Outrider hand to each other.
+
+Vocabulary (see docs/architecture.md): a Request is what a user asked; a Plan says who runs in one step and how far;
+a Draft is proposed tokens; a Batch is one forward pass; a Verdict is what the target made of a draft.
+
+p is the target's distribution, q a drafter's. Acceptance length = 1 + accepted / drafts.
+Three numbers are never mixed: a token's true *position* (RoPE), its *entry* (index among a sequence's KV entries)
+and its physical *slot* (page * page size + offset).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.errors import UnsupportedError
+
+Int32 = NDArray[np.int32]
+Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one request is sampled; the names are those of vLLM.
+
+    temperature 0 is greedy. `top_k` 0 or -1 means all. Penalties follow OpenAI (presence, frequency) and
+    CTRL (repetition). `seed` fixes the request's noise: the answer does not depend on what runs beside it, nor on
+    speculation. `extra_args`: {"speculative": bool, "context_budget": int}; other keys are refused.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    banned_token_ids: Sequence[int] | None = None
+    min_tokens: int = 0
+    max_tokens: int | None = 16
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    seed: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+    extra_args: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, ok, rule in self._rules():
+            if not ok:
+                raise UnsupportedError(f"{name} = {getattr(self, name)!r} is refused; {rule}", field=name)
+        unknown = set(self.extra_args) - {"speculative", "context_budget"}
+        if unknown:
+            raise UnsupportedError(
+                f"unknown extra_args {sorted(unknown)}; known: speculative, context_budget", field="extra_args"
+            )
+
+    def _rules(self) -> list[tuple[str, bool, str]]:
+        return [
+            ("n", 1 <= self.n <= 128, "use 1 to 128"),
+            ("temperature", 0 <= self.temperature < float("inf"), "use 0 (greedy) or more"),
+            ("top_p", 0 < self.top_p <= 1, "use a number above 0 and at most 1"),
+            ("top_k", self.top_k >= -1, "use -1 or 0 (all) or a positive number"),
+            ("min_p", 0 <= self.min_p <= 1, "use 0 to 1"),
+            ("repetition_penalty", self.repetition_penalty > 0, "use a number above 0"),
+            ("presence_penalty", -2 <= self.presence_penalty <= 2, "use -2 to 2"),
+            ("frequency_penalty", -2 <= self.frequency_penalty <= 2, "use -2 to 2"),
+            ("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "use 1 or more"),
+            ("min_tokens", 0 <= self.min_tokens <= (self.max_tokens or self.min_tokens), "use 0 to max_tokens"),
+            ("logprobs", self.logprobs is None or 0 <= self.logprobs <= 20, "use 0 to 20"),
+            ("prompt_logprobs", self.prompt_logprobs is None or 0 <= self.prompt_logprobs <= 20, "use 0 to 20"),
+            ("stop", all(self.stop_strings), "stop strings must not be empty"),
+        ]
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """The stop strings as a tuple, whether one, several or none were given."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def speculative(self) -> bool:
+        """Whether this request may be drafted for (per-request switch)."""
+        return bool(self.extra_args.get("speculative", True))
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asked: prompt token ids and how to answer. Never changes."""
+
+    id: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+
+
+class Finish(NamedTuple):
+    """Why a sequence ended; `detail` is the stop string or token id for `stop`, a message for `error`."""
+
+    reason: FinishReason
+    detail: str | int | None = None
+
+
+class Logprob(NamedTuple):
+    """log p of one token under the target, before sampling parameters; `top` holds (token, log p), best first."""
+
+    token: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Proposed tokens of one sequence: a chain, or a tree through `parents`.
+
+    tokens[i] follows tokens[parents[i]]; parent -1 is the sequence's last known token; parents come before children.
+    `parents` None means a chain. `probs` is None for point masses, else q with shape [len(tokens), vocabulary]:
+    row i is the distribution that tokens[i] was *sampled* from.
+    `confidence[i]` is the drafter's own probability of tokens[i] (optional, for early stops and votes).
+    """
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] | None = None
+    probs: Float64 | None = None
+    drafter: str = "none"
+    confidence: tuple[float, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def is_chain(self) -> bool:
+        return self.parents is None
+
+    def parent(self, node: int) -> int:
+        """Index of the node that tokens[node] follows; -1 is the root."""
+        return node - 1 if self.parents is None else self.parents[node]
+
+    def path(self, node: int) -> list[int]:
+        """Nodes from the root's child down to `node`, inclusive; empty for the root."""
+        nodes: list[int] = []
+        while node >= 0:
+            nodes.append(node)
+            node = self.parent(node)
+        return nodes[::-1]
+
+    def children(self, node: int) -> list[int]:
+        """Nodes that follow `node`, in proposal order."""
+        if self.parents is None:
+            return [node + 1] if node + 1 < len(self.tokens) else []
+        return [i for i, parent in enumerate(self.parents) if parent == node]
+
+
+NO_DRAFT = Draft()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the target made of one sequence's draft in one step.
+
+    tokens: those the sequence gains, in order: the accepted ones, then (unless the text ended on an accepted one) one
+    of the target's own: the correction of the first wrong token, or the bonus behind a fully accepted draft.
+    accepted: indices of the accepted draft nodes, root to leaf; len(accepted) <= len(tokens) <= len(accepted) + 1.
+    Empty tokens mean that the step only computed part of a prompt.
+    """
+
+    tokens: tuple[int, ...] = ()
+    accepted: tuple[int, ...] = ()
+    drafted: int = 0
+    drafter: str = "none"
+    finish: Finish | None = None
+    logprobs: tuple[Logprob, ...] = ()
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One forward pass over ragged rows, laid out flat. T rows, S sequences, R rows whose logits are wanted.
+
+    Row r of sequence s (row_starts[s] <= r < row_starts[s + 1]) writes its K and V to slots[r] and attends to
+    entries 0 .. contexts[s] - 1 of its sequence (found through `pages`) and to rows of its own sequence in this pass:
+    those up to itself (chain) or those named by `ancestors[r]` (tree).
+    """
+
+    tokens: Int32  # [T]
+    positions: Int32  # [T] true positions
+    slots: Int32  # [T] physical slots: page * page_size + offset
+    row_starts: Int32  # [S + 1]
+    contexts: Int32  # [S] committed entries before this pass
+    pages: Int32  # [S, P] physical page of every logical page; unused ones are 0
+    logit_rows: Int32  # [R] rows whose best token (and logits) are wanted, ascending
+    ancestors: NDArray[np.uint64] | None = None  # [T] bit j: may read row row_starts[s] + j; None: all are chains
+    want_logits: bool = True  # False: the best token of each logit row is enough
+    selection: Selection | None = None  # None: attention reads every entry
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which committed entries attention reads, per sequence and KV head; shared by the layers of one group.
+
+    entries[g, s, h, :counts[g, s, h]] are entry indices in ascending order; `groups[l]` is the group of layer l.
+    A sequence with counts -1 reads everything.
+    """
+
+    entries: Int32  # [G, S, H, B]
+    counts: Int32  # [G, S, H]
+    groups: Int32  # [L]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a forward pass gives. `best` breaks ties towards the lowest token id."""
+
+    best: NDArray[np.int64]  # [R]
+    logits: Float32 | None = None  # [R, V] where Batch.want_logits
+    features: Float32 | None = None  # [taps, T, hidden] hidden states after the tapped layers, where asked for
+
+
+@dataclass(frozen=True)
+class Delta:
+    """News of one sample of a request, as the engine tells it: new tokens and, exactly once, how it ended."""
+
+    request_id: str
+    index: int  # which of the n samples
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[Logprob, ...] = ()
+    accepted: int = 0  # the first `accepted` tokens were drafted
+    drafted: int = 0  # how many were proposed in this step
+    drafter: str = "none"
+    finish: Finish | None = None
+    prompt_logprobs: tuple[Logprob | None, ...] | None = None
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache, told with the first delta

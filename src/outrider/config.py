@@ -25,6 +25,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 512  # rows of one forward pass, drafts included; bounds a prefill chunk
     page_size: int = 16  # tokens per KV page
     kv_memory: int | None = None  # bytes for KV pages; None: enough for max_num_seqs x 2048 tokens or one full context
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "int8"] = "auto"  # type of resident K and V
     prefix_caching: bool = True  # reuse the pages of prompts that begin alike
     seed: int = 0  # of requests that bring none
     threads: int | None = None  # CPU threads of the forward pass; None: the cores this process may use

@@ -191,7 +191,7 @@ class Batch:
 
     Row r of sequence s (row_starts[s] <= r < row_starts[s + 1]) writes its K and V to slots[r] and attends to
     entries 0 .. contexts[s] - 1 of its sequence (found through `pages`) and to rows of its own sequence in this pass:
-    those up to itself (chain) or those named by `ancestors[r]` (tree).
+    those up to itself (chain: ancestors None, or all 64 bits set) or those named by `ancestors[r]` (tree, at most 64 rows).
     """
 
     tokens: Int32  # [T]
@@ -201,7 +201,7 @@ class Batch:
     contexts: Int32  # [S] committed entries before this pass
     pages: Int32  # [S, P] physical page of every logical page; unused ones are 0
     logit_rows: Int32  # [R] rows whose best token (and logits) are wanted, ascending
-    ancestors: NDArray[np.uint64] | None = None  # [T] bit j: may read row row_starts[s] + j; None: all are chains
+    ancestors: NDArray[np.uint64] | None = None  # [T] bit j: may read row row_starts[s] + j; all ones: causal
     want_logits: bool = True  # False: the best token of each logit row is enough
     selection: Selection | None = None  # None: attention reads every entry
 

@@ -1,0 +1,1 @@
+"""Makes tests/ importable, so that every test can say `from scripted import ...`."""

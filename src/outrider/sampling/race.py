@@ -1,0 +1,198 @@
+"""Logits to a token in compiled loops: temperature, min-p, top-k, top-p, then an exponential race.
+
+The race is the Gumbel-max trick in its exponential form: token i arrives at E_i / p_i with E_i ~ Exp(1), and the first
+one wins with probability p_i. E_i comes from a counter-based hash of (seed, sample, position, token), so that a token's
+noise depends on nothing that ran before or beside it. `oracle.py` says the same in a few lines of numpy.
+
+All loops are sequential and use no fused or reordered arithmetic: a row's result never depends on threads or batching.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from outrider.types import Float32, Float64
+
+_WORD = (1 << 64) - 1
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_A = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_B = np.uint64(0x94D049BB133111EB)
+_S27, _S30, _S31, _S11 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(11)
+
+_ROUNDER = 1.5 * 2.0**52  # adding it rounds a small float64 to an integer held in the low mantissa bits
+_LOG2E = 1.4426950408889634
+_LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
+_SMALLEST = -708.0  # exp below this is no longer a normal float64 and counts as zero
+
+
+def stream(*words: int) -> np.uint64:
+    """A key that differs for every tuple of integers (splitmix64 chained over them; Steele et al. 2014)."""
+    state = 0
+    for word in words:
+        state = (state ^ (word & _WORD)) + int(_GOLDEN) & _WORD
+        state = (state ^ state >> 30) * int(_MIX_A) & _WORD
+        state = (state ^ state >> 27) * int(_MIX_B) & _WORD
+        state ^= state >> 31
+    return np.uint64(state)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _uniform(key, token):
+    """A float64 strictly between 0 and 1, fixed by (key, token)."""
+    z = key + np.uint64(token + 1) * _GOLDEN
+    z = (z ^ (z >> _S30)) * _MIX_A
+    z = (z ^ (z >> _S27)) * _MIX_B
+    z = z ^ (z >> _S31)
+    return (np.float64(z >> _S11) + 0.5) * 2.0**-53
+
+
+@njit(cache=True, nogil=True)
+def uniform(key: np.uint64, token: int) -> float:
+    """The noise of one token as a uniform number in (0, 1)."""
+    return _uniform(key, token)
+
+
+@njit(cache=True, nogil=True)
+def race(p: Float64, key: np.uint64) -> int:
+    """The winner among tokens 0 .. len(p) - 1 with weights p (they need not sum to 1); -1 when all are zero."""
+    winner, first = -1, np.inf
+    for token in range(p.shape[0]):
+        weight = p[token]
+        if weight > 0.0:
+            u = _uniform(key, token)
+            # -log(u) >= 1 - u: most tokens lose without a logarithm.
+            if 1.0 - u < first * weight:
+                arrival = -math.log(u) / weight
+                if arrival < first:
+                    winner, first = token, arrival
+    return winner
+
+
+@njit(cache=True, nogil=True)
+def best_token(logits: Float32, vocab_size: int) -> int:
+    """The lowest id below `vocab_size` with the greatest logit; -1 when all are -inf or NaN."""
+    winner, most = -1, np.float32(-np.inf)
+    for token in range(min(vocab_size, logits.shape[0])):
+        if logits[token] > most:
+            winner, most = token, logits[token]
+    return winner
+
+
+@njit(cache=True, nogil=True)
+def _exponentiate(x: Float64, scratch: Float64) -> None:
+    """x[i] = exp(x[i]) in place for x <= 0: 2^k * P(r), relative error below 1e-15, in loops that vectorise."""
+    for i in range(x.shape[0]):
+        value = x[i]
+        value = value if value > _SMALLEST else _SMALLEST
+        rounded = value * _LOG2E + _ROUNDER
+        k = rounded - _ROUNDER
+        r = (value - k * _LN2_HIGH) - k * _LN2_LOW
+        series = 1.0 / 6227020800.0
+        series = series * r + 1.0 / 479001600.0
+        series = series * r + 1.0 / 39916800.0
+        series = series * r + 1.0 / 3628800.0
+        series = series * r + 1.0 / 362880.0
+        series = series * r + 1.0 / 40320.0
+        series = series * r + 1.0 / 5040.0
+        series = series * r + 1.0 / 720.0
+        series = series * r + 1.0 / 120.0
+        series = series * r + 1.0 / 24.0
+        series = series * r + 1.0 / 6.0
+        series = series * r + 0.5
+        series = series * r + 1.0
+        series = series * r + 1.0
+        scratch[i] = rounded
+        x[i] = series if value > _SMALLEST else 0.0
+    bits = scratch.view(np.int64)
+    for i in range(x.shape[0]):
+        bits[i] = (bits[i] + 1023) << 52
+    for i in range(x.shape[0]):
+        x[i] *= scratch[i]
+
+
+@njit(cache=True, nogil=True)
+def _order_keys(logits: Float32, size: int) -> NDArray[np.uint32]:
+    """Integers in the order of the logits; equal logits have equal keys, NaN is as low as -inf."""
+    keys = np.empty(size, np.uint32)
+    floats = keys.view(np.float32)
+    for i in range(size):
+        value = logits[i]
+        floats[i] = value + np.float32(0.0) if value == value else np.float32(-np.inf)
+    for i in range(size):
+        sign = np.uint32(0) - (keys[i] >> np.uint32(31))
+        keys[i] ^= sign | np.uint32(0x80000000)
+    return keys
+
+
+@njit(cache=True, nogil=True)
+def _threshold(keys: NDArray[np.uint32], weights: Float64, limit: float) -> int:
+    """The key t for which what lies above t weighs less than `limit`, and t included at least `limit`.
+
+    A radix walk over 11 + 11 + 10 bits: three passes whatever the values, no sort. Keeping keys >= t keeps ties,
+    so the result does not depend on how token ids are numbered.
+    """
+    prefix, above = 0, 0.0
+    for shift, bits in ((21, 11), (10, 11), (0, 10)):
+        heap = np.zeros(1 << bits, np.float64)
+        mask = (1 << bits) - 1
+        for i in range(keys.shape[0]):
+            key = np.int64(keys[i])
+            if key >> (shift + bits) == prefix:
+                heap[(key >> shift) & mask] += weights[i]
+        chosen = 0
+        for bucket in range(mask, -1, -1):
+            if heap[bucket] > 0.0:
+                chosen = bucket
+                if above + heap[bucket] >= limit:
+                    break
+                above += heap[bucket]
+        else:
+            above -= heap[chosen]
+        prefix = (prefix << bits) | chosen
+    return prefix
+
+
+@njit(cache=True, nogil=True)
+def probabilities(
+    logits: Float32, vocab_size: int, temperature: float, top_k: int, top_p: float, min_p: float
+) -> Float64:
+    """p [V] in vLLM's order: temperature, min-p, top-k, top-p, normalised; all zero when nothing is allowed.
+
+    top_k <= 0 means all. min-p keeps p >= min_p * max p. top-k keeps what ties with the k-th; top-p keeps a token when
+    the tokens above it hold less than top_p of the mass that min-p and top-k left.
+    """
+    p = np.zeros(logits.shape[0], np.float64)
+    size = min(vocab_size, logits.shape[0])
+    best = best_token(logits, size)
+    if best < 0:
+        return p
+    live = p[:size]
+    top = np.float64(logits[best])
+    for i in range(size):
+        value = np.float64(logits[i])
+        live[i] = 0.0 if value == top else ((value - top) / temperature if value < top else -np.inf)
+    _exponentiate(live, np.empty(size, np.float64))
+    if min_p > 0.0:
+        for i in range(size):
+            live[i] = live[i] if live[i] >= min_p else 0.0
+    if 0 < top_k < size or top_p < 1.0:
+        keys = _order_keys(logits, size)
+        if 0 < top_k < size:
+            _keep_from(live, keys, _threshold(keys, np.ones(size, np.float64), float(top_k)))
+        if top_p < 1.0:
+            _keep_from(live, keys, _threshold(keys, live, top_p * live.sum()))
+    total = live.sum()
+    for i in range(size):
+        live[i] /= total
+    return p
+
+
+@njit(cache=True, nogil=True)
+def _keep_from(weights: Float64, keys: NDArray[np.uint32], lowest: int) -> None:
+    """Drop every token whose key lies below `lowest`."""
+    for i in range(weights.shape[0]):
+        weights[i] = weights[i] if np.int64(keys[i]) >= lowest else 0.0

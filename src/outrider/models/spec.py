@@ -53,6 +53,7 @@ class DecoderSpec:
     windowed_layers: tuple[int, ...] | None = None  # layers with the window; None: all of them
     tied: bool = True  # lm_head is embed
     eos_token_ids: tuple[int, ...] = ()
+    num_tokens: int | None = None  # ids that text can stand for; Result.best stays below it (None: vocab_size)
 
 
 class Weight(Protocol):

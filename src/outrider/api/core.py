@@ -1,0 +1,170 @@
+"""From a model name and options to a running engine, and from a prompt to checked sequences.
+
+Shared by `LLM` (one caller at a time steps the engine) and `Service` (a thread of its own steps it).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from outrider.api.resolve import Resolved, resolve
+from outrider.api.text import TextStream
+from outrider.config import ContextConfig, EngineConfig, SpeculativeConfig, from_mapping
+from outrider.engine.engine import Engine
+from outrider.errors import PromptTooLongError, RequestError, UnsupportedError
+from outrider.memory.kv import KVMemory
+from outrider.models.build import build_decoder
+from outrider.models.load import LoadedModel, load_model
+from outrider.models.load.detokenizer import Detokenizer
+from outrider.sampling.grammar import grammar_processors
+from outrider.sampling.sampler import Sampler
+from outrider.sampling.stopper import Stopper
+from outrider.sequence import Sequence as Sample
+from outrider.speculation.build import build_speculator
+from outrider.types import Request, SamplingParams
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user asked for, before "auto" is resolved. Engine options are the fields of EngineConfig."""
+
+    dtype: str = "auto"
+    device: str = "auto"
+    revision: str | None = None
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    speculative: SpeculativeConfig | None = None  # None: plain decoding
+    context: ContextConfig | None = None
+
+    @classmethod
+    def parse(
+        cls,
+        speculative_config: Mapping[str, Any] | str | None,
+        context_config: Mapping[str, Any] | None,
+        options: Mapping[str, Any],
+    ) -> Options:
+        """Check every key by name; "auto" speculation is the best set known for the model (resolve.py)."""
+        own = {key: options[key] for key in ("dtype", "device", "revision") if key in options}
+        engine = {key: value for key, value in options.items() if key not in own}
+        if speculative_config == "auto":
+            speculative: SpeculativeConfig | None = SpeculativeConfig()
+        elif speculative_config is None:
+            speculative = None
+        elif isinstance(speculative_config, Mapping):
+            speculative = from_mapping(SpeculativeConfig, speculative_config, "speculative_config")
+        else:
+            raise UnsupportedError(
+                f"speculative_config = {speculative_config!r} is refused; give 'auto', None or a table",
+                field="speculative_config",
+            )
+        context = None if context_config is None else from_mapping(ContextConfig, context_config, "context_config")
+        return cls(
+            engine=from_mapping(EngineConfig, engine, "LLM options"), speculative=speculative, context=context, **own
+        )
+
+
+class Core:
+    """One loaded model, its engine, and the making of sequences. Not thread-safe."""
+
+    def __init__(self, model: str | LoadedModel, options: Options) -> None:
+        self.loaded = load_model(model, revision=options.revision) if isinstance(model, str) else model
+        self.tokenizer = self.loaded.tokenizer
+        self.spec = self.loaded.spec
+        engine = options.engine
+        self.decoder = build_decoder(
+            self.spec,
+            self.loaded.weights,
+            dtype=options.dtype,
+            device=options.device,
+            kv_dtype=engine.kv_cache_dtype,
+            threads=engine.threads,
+        )
+        self.resolved: Resolved = resolve(self.decoder, options)
+        self.config = replace(engine, max_model_len=self.resolved.max_model_len)
+        cache = self.decoder.new_cache(self.resolved.num_pages, engine.page_size)
+        self.memory = KVMemory(cache, engine.prefix_caching)
+        self.speculator = build_speculator(
+            self.resolved.speculative,
+            vocab_size=self.tokenizer.vocab_size,
+            tokenizer=self.tokenizer,
+            decoder=self.decoder,
+            max_sequences=engine.max_num_seqs,
+            max_model_len=self.resolved.max_model_len,
+        )
+        self.engine = Engine(self.decoder, self.memory, self.speculator, self.config)
+        self._ids = itertools.count()
+        self._seeds = np.random.default_rng(engine.seed)
+
+    def request(self, prompt: Sequence[int], params: SamplingParams, request_id: str | None = None) -> Request:
+        """A checked request: what cannot be served is refused here, before anything is queued."""
+        request_id = request_id or f"request-{next(self._ids)}"
+        limit, vocabulary = self.resolved.max_model_len, self.spec.vocab_size
+        if not prompt:
+            raise RequestError("the prompt is empty; give at least one token", request_id, "prompt")
+        if len(prompt) >= limit:
+            raise PromptTooLongError(
+                f"the prompt has {len(prompt)} tokens but the context holds {limit}, answer included; "
+                "shorten it or raise max_model_len (and kv_memory)",
+                request_id,
+                "prompt",
+            )
+        for token in prompt:
+            if not 0 <= token < vocabulary:
+                raise RequestError(f"token id {token} is outside 0 to {vocabulary - 1}", request_id, "prompt")
+        for name in ("stop_token_ids", "allowed_token_ids", "banned_token_ids", "logit_bias"):
+            check_token_ids(name, getattr(params, name) or (), vocabulary, request_id)
+        return Request(request_id, tuple(prompt), params)
+
+    def samples(self, request: Request) -> list[Sample]:
+        """The n sequences of a request, each with its own noise, stops and grammar."""
+        params = request.params
+        seed = params.seed if params.seed is not None else int(self._seeds.integers(2**63))
+        room = self.resolved.max_model_len - len(request.prompt)
+        eos = tuple(self.spec.eos_token_ids) or tuple(self.tokenizer.eos_token_ids)
+        return [
+            Sample(
+                id=next(self._ids),
+                request=request,
+                index=index,
+                sampler=Sampler(
+                    params,
+                    request.prompt,
+                    self.tokenizer.vocab_size,
+                    eos,
+                    seed,
+                    index,
+                    grammar_processors(params, self.tokenizer),
+                ),
+                stopper=Stopper(params, eos, room, self.tokenizer.decode),
+                tokens=list(request.prompt),
+            )
+            for index in range(params.n)
+        ]
+
+    def text_stream(self, params: SamplingParams) -> TextStream:
+        """A fresh text assembler for one sample."""
+        return TextStream(Detokenizer(self.tokenizer, skip_special=params.skip_special_tokens), params)
+
+    def encode(self, prompt: Any) -> tuple[str | None, list[int]]:
+        """A prompt as (text, token ids): a string, a list of ids, or vLLM's {"prompt_token_ids": [...]}."""
+        if isinstance(prompt, str):
+            return prompt, self.tokenizer.encode(prompt, add_special=True)
+        if isinstance(prompt, Mapping) and set(prompt) == {"prompt_token_ids"}:
+            return None, list(prompt["prompt_token_ids"])
+        if isinstance(prompt, Sequence) and all(isinstance(token, (int, np.integer)) for token in prompt):
+            return None, [int(token) for token in prompt]
+        raise RequestError(
+            f'a prompt is a string, a list of token ids or {{"prompt_token_ids": [...]}}; got {type(prompt).__name__}',
+            field="prompt",
+        )
+
+
+def check_token_ids(name: str, tokens: Iterable[int], vocabulary: int, request_id: str) -> None:
+    """Refuse token ids that the model does not have."""
+    for token in tokens:
+        if not 0 <= token < vocabulary:
+            raise UnsupportedError(f"{name}: token id {token} is outside 0 to {vocabulary - 1}", request_id, name)

@@ -1,0 +1,231 @@
+"""The Python API: `LLM.generate`, `chat` and `stream`; streaming is the base case, the others collect it.
+
+Several threads may call one LLM; whoever waits for a token steps the engine for all, so that a single caller pays no
+hand-over between threads. Closing a stream early aborts its request at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from time import perf_counter
+from typing import Any
+
+from outrider.api.core import Core, Options
+from outrider.api.outputs import CompletionOutput, Piece, RequestOutput
+from outrider.errors import RequestError
+from outrider.models.load import LoadedModel
+from outrider.types import Delta, Request, SamplingParams
+
+Message = Mapping[str, Any]
+Job = tuple[str | None, Sequence[int], SamplingParams]  # prompt text, prompt token ids, how to answer
+
+
+class LLM:
+    """A model that answers, with small models riding ahead of it.
+
+    model: a catalogue alias, a folder, a .gguf file or a hub id. speculative_config: "auto", None (plain decoding) or
+    a table (config.SpeculativeConfig); context_config: None or a table (config.ContextConfig). Other options: dtype,
+    device, revision and the fields of config.EngineConfig; unknown ones are refused by name.
+    """
+
+    def __init__(
+        self,
+        model: str | LoadedModel,
+        *,
+        speculative_config: Mapping[str, Any] | str | None = "auto",
+        context_config: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        self._core: Core | None = Core(model, Options.parse(speculative_config, context_config, options))
+        self._lock = threading.Lock()
+        self._inboxes: dict[str, deque[Delta]] = {}
+
+    @property
+    def core(self) -> Core:
+        """The model and engine behind this object; an error once it is closed."""
+        if self._core is None:
+            raise RequestError("this LLM is closed; make a new one")
+        return self._core
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        return self.core.tokenizer
+
+    def generate(
+        self,
+        prompts: Any,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
+    ) -> list[RequestOutput]:
+        """Answer one prompt or many together; outputs come in the order of the prompts."""
+        many = prompts if _is_batch(prompts) else [prompts]
+        params = _params_for(many, sampling_params)
+        encoded = [self.core.encode(prompt) for prompt in many]
+        return self._collect([(text, ids, p) for (text, ids), p in zip(encoded, params, strict=True)], use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        use_tqdm: bool = False,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or many, through the model's chat template."""
+        many = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        params = _params_for(many, sampling_params)
+        prompts = [self.core.tokenizer.chat(conversation, tools=tools) for conversation in many]
+        return self._collect([(None, ids, p) for ids, p in zip(prompts, params, strict=True)], use_tqdm)
+
+    def stream(self, prompt: Any, sampling_params: SamplingParams | None = None) -> Iterator[Piece]:
+        """Pieces of one answer as they come. Close the iterator to abort."""
+        _, ids = self.core.encode(prompt)
+        return self._pieces(self._submit(ids, sampling_params or SamplingParams()))
+
+    def stream_chat(
+        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
+    ) -> Iterator[Piece]:
+        """Pieces of one answer to a conversation as they come."""
+        ids = self.core.tokenizer.chat(messages)
+        return self._pieces(self._submit(ids, params or SamplingParams()))
+
+    def memory_plan(self) -> dict[str, int]:
+        """What is where, in bytes: weights, and the KV pool with what of it is in use."""
+        core = self.core
+        used = core.memory.pool.held * core.memory.cache.page_size * core.decoder.kv_bytes_per_token()
+        return {"weights": core.resolved.weight_bytes, "kv_pool": core.resolved.kv_bytes, "kv_used": used}
+
+    def close(self) -> None:
+        """Release the model. Streams that are open end with an error."""
+        with self._lock:
+            self._core = None
+            self._inboxes.clear()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _submit(self, prompt: Sequence[int], params: SamplingParams) -> Request:
+        with self._lock:
+            request = self.core.request(prompt, params)
+            samples = self.core.samples(request)
+            self._inboxes[request.id] = deque()
+            self.core.engine.add(samples)
+            return request
+
+    def _pieces(self, request: Request) -> Iterator[Piece]:
+        """Turn a request's deltas into text until every sample has ended."""
+        streams = [self.core.text_stream(request.params) for _ in range(request.params.n)]
+        with closing(self._deltas(request)) as deltas:
+            for delta in deltas:
+                yield streams[delta.index].push(delta)
+
+    def _deltas(self, request: Request) -> Iterator[Delta]:
+        """A request's news; steps the engine while there is none. Leaving early aborts the request."""
+        inbox, open_samples = self._inboxes[request.id], request.params.n
+        try:
+            while open_samples:
+                while not inbox:
+                    self._advance(inbox)
+                delta = inbox.popleft()
+                open_samples -= delta.finish is not None
+                yield delta
+        finally:
+            with self._lock:
+                self._inboxes.pop(request.id, None)
+                if open_samples and self._core is not None:
+                    self._deliver(self._core.engine.abort(request.id))
+
+    def _advance(self, inbox: deque[Delta]) -> None:
+        """One step for everybody, unless another thread has filled the inbox meanwhile."""
+        with self._lock:
+            if inbox:
+                return
+            try:
+                self._deliver(self.core.engine.step())
+            except BaseException:
+                self._abort_all()  # a step that was torn apart leaves nobody half-served
+                raise
+
+    def _deliver(self, deltas: Sequence[Delta]) -> None:
+        for delta in deltas:
+            inbox = self._inboxes.get(delta.request_id)
+            if inbox is not None:
+                inbox.append(delta)
+
+    def _abort_all(self) -> None:
+        if self._core is not None:
+            for request_id in list(self._inboxes):
+                self._deliver(self._core.engine.abort(request_id))
+
+    def _collect(
+        self, jobs: Sequence[tuple[str | None, Sequence[int], SamplingParams]], progress: bool
+    ) -> list[RequestOutput]:
+        """Submit all, then gather the answers in order."""
+        started = perf_counter()
+        requests: list[Request] = []
+        try:
+            for _, ids, params in jobs:
+                requests.append(self._submit(ids, params))
+            outputs = []
+            for (text, _, _), request in _progress(list(zip(jobs, requests, strict=True)), progress):
+                outputs.append(self._gather(text, request, started))
+            return outputs
+        except BaseException:
+            self._drop(requests)
+            raise
+
+    def _drop(self, requests: Sequence[Request]) -> None:
+        """Abort what is left of a call that failed."""
+        with self._lock:
+            for request in requests:
+                if self._inboxes.pop(request.id, None) is not None and self._core is not None:
+                    self._core.engine.abort(request.id)
+
+    def _gather(self, text: str | None, request: Request, started: float) -> RequestOutput:
+        """One request's answer, whole."""
+        params = request.params
+        samples = [CompletionOutput(i, logprobs=None if params.logprobs is None else []) for i in range(params.n)]
+        output = RequestOutput(request.id, text, list(request.prompt), samples)
+        streams = [self.core.text_stream(params) for _ in range(params.n)]
+        with closing(self._deltas(request)) as deltas:
+            for delta in deltas:
+                output.metrics.add(delta, perf_counter() - started)
+                samples[delta.index].add(streams[delta.index].push(delta))
+                if delta.prompt_logprobs is not None and output.prompt_logprobs is None:
+                    output.prompt_logprobs = list(delta.prompt_logprobs)
+        return output
+
+
+def _is_batch(prompts: Any) -> bool:
+    """Whether `prompts` is several prompts: a list whose members are not token ids."""
+    return isinstance(prompts, (list, tuple)) and not (prompts and isinstance(prompts[0], int))
+
+
+def _params_for(
+    prompts: Sequence[Any], params: SamplingParams | Sequence[SamplingParams] | None
+) -> list[SamplingParams]:
+    """One SamplingParams per prompt."""
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * len(prompts)
+    if len(params) != len(prompts):
+        raise RequestError(f"{len(prompts)} prompts but {len(params)} sampling_params; give one, or one for each")
+    return list(params)
+
+
+def _progress(items: Sequence[Any], show: bool) -> Iterator[Any]:
+    """Iterate, with a progress bar on stderr where one is wanted."""
+    if not show:
+        yield from items
+        return
+    from rich.console import Console
+    from rich.progress import track
+
+    yield from track(items, description="answering", console=Console(stderr=True))

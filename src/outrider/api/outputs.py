@@ -1,0 +1,147 @@
+"""What the Python API gives back: the names are those of vLLM, so that code written for it reads the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider.types import Delta, Finish, Logprob
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One step's news of one sample, as text. Concatenated, the pieces' texts are the sample's final text.
+
+    `text` may lag behind `token_ids`: incomplete UTF-8 and possible beginnings of stop strings are held back.
+    The first `accepted` of `token_ids` were proposed by `drafter`. `finish` is set on exactly one piece per sample.
+    """
+
+    request_id: str
+    index: int
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[Logprob, ...] = ()
+    accepted: int = 0
+    drafted: int = 0
+    drafter: str = "none"
+    finish: Finish | None = None
+    cached_tokens: int = 0
+    prompt_logprobs: tuple[Logprob | None, ...] | None = None
+
+
+@dataclass
+class SpeculativeMetrics:
+    """How speculation did for one sample. A draft is one verification that had drafted tokens."""
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_per_position: list[int] = field(default_factory=list)
+
+    def add(self, drafted: int, accepted: int) -> None:
+        """Count one verification."""
+        if not drafted:
+            return
+        self.num_drafts += 1
+        self.num_draft_tokens += drafted
+        self.num_accepted_tokens += accepted
+        missing = drafted - len(self.accepted_per_position)
+        self.accepted_per_position += [0] * missing
+        for position in range(accepted):
+            self.accepted_per_position[position] += 1
+
+    @property
+    def acceptance_length(self) -> float:
+        """1 + accepted / drafts: tokens per verification; 1.0 without drafts."""
+        return 1 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else 1.0
+
+    @property
+    def per_position(self) -> list[float]:
+        """Share of the drafts whose i-th token was accepted."""
+        return [count / self.num_drafts for count in self.accepted_per_position]
+
+
+@dataclass
+class RequestMetrics:
+    """Times in seconds since the request was submitted, and what speculation did, over all samples."""
+
+    first_token_s: float | None = None
+    finished_s: float | None = None
+    cached_tokens: int = 0
+    speculative: SpeculativeMetrics = field(default_factory=SpeculativeMetrics)
+
+    def add(self, delta: Delta, elapsed: float) -> None:
+        """Count one delta."""
+        if delta.tokens and self.first_token_s is None:
+            self.first_token_s = elapsed
+            self.cached_tokens = delta.cached_tokens
+        if delta.finish is not None:
+            self.finished_s = elapsed
+        self.speculative.add(delta.drafted, delta.accepted)
+
+
+@dataclass
+class CompletionOutput:
+    """One sample: what it says and why it ended."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Logprob] | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    accepted: list[bool] = field(default_factory=list)  # per token: whether a drafter had proposed it
+
+    def add(self, piece: Piece) -> None:
+        """Append one piece."""
+        self.text += piece.text
+        self.token_ids += piece.token_ids
+        self.accepted += [position < piece.accepted for position in range(len(piece.token_ids))]
+        if self.logprobs is not None:
+            self.logprobs += piece.logprobs
+        if piece.finish is not None:
+            self.finish_reason, self.stop_reason = piece.finish.reason, piece.finish.detail
+
+
+@dataclass
+class RequestOutput:
+    """Everything about one prompt: its samples, metrics and, where asked for, the prompt's log-probabilities."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    metrics: RequestMetrics = field(default_factory=RequestMetrics)
+    prompt_logprobs: list[Logprob | None] | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether every sample has ended."""
+        return all(output.finish_reason is not None for output in self.outputs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready record (for `outrider generate --json`)."""
+        speculative = self.metrics.speculative
+        return {
+            "prompt_tokens": len(self.prompt_token_ids),
+            "cached_tokens": self.metrics.cached_tokens,
+            "outputs": [
+                {
+                    "index": o.index,
+                    "text": o.text,
+                    "token_ids": o.token_ids,
+                    "finish_reason": o.finish_reason,
+                    "stop_reason": o.stop_reason,
+                }
+                for o in self.outputs
+            ],
+            "ttft_ms": 1e3 * (self.metrics.first_token_s or 0),
+            "total_ms": 1e3 * (self.metrics.finished_s or 0),
+            "speculative": {
+                "num_drafts": speculative.num_drafts,
+                "num_draft_tokens": speculative.num_draft_tokens,
+                "num_accepted_tokens": speculative.num_accepted_tokens,
+                "acceptance_length": speculative.acceptance_length,
+                "per_position": speculative.per_position,
+            },
+        }

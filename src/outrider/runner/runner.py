@@ -1,0 +1,137 @@
+"""A plan becomes one forward pass: lay the rows out flat, run the decoder, hand every sequence its own rows back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+
+import numpy as np
+
+from outrider.memory.kv import View
+from outrider.models.spec import Decoder, KVCache
+from outrider.sequence import Plan, Work
+from outrider.types import Batch, Draft, Float32, Result
+from outrider.verify.judge import Rows
+
+TREE_ROWS = 64  # rows of one sequence that an ancestor mask can name
+
+
+class Forward:
+    """One forward pass and where each sequence's rows and logits are in it."""
+
+    def __init__(self, plan: Plan, drafts: SequenceOf[Draft], result: Result) -> None:
+        self._works, self._drafts, self._result = plan.works, drafts, result
+        counts = [work.rows + len(draft) for work, draft in zip(plan.works, drafts, strict=True)]
+        wanted = [len(logit_rows(work, draft)) for work, draft in zip(plan.works, drafts, strict=True)]
+        self._row_starts = np.concatenate(([0], np.cumsum(counts)))
+        self._logit_starts = np.concatenate(([0], np.cumsum(wanted)))
+
+    def rows(self, index: int) -> Rows:
+        """The root's and every draft node's best token and logits; empty where the step does not sample."""
+        stop = self._logit_starts[index + 1]
+        start = stop - 1 - len(self._drafts[index]) if self._works[index].samples else stop
+        return Rows(self._result.best[start:stop], self._slice(start, stop))
+
+    def prompt_logits(self, index: int) -> Float32:
+        """Logits [rows, V] of the known tokens of a sequence whose prompt is scored."""
+        start = self._logit_starts[index]
+        logits = self._slice(start, start + self._works[index].rows)
+        assert logits is not None, "prompt positions are scored from logits"
+        return logits
+
+    def features(self, index: int, accepted: SequenceOf[int]) -> Float32 | None:
+        """Hidden states [taps, rows + accepted, hidden] of the tokens that a sequence committed in this step."""
+        if self._result.features is None:
+            return None
+        start, rows = self._row_starts[index], self._works[index].rows
+        kept = [*range(start, start + rows), *(start + rows + node for node in accepted)]
+        return self._result.features[:, kept]
+
+    def _slice(self, start: int, stop: int) -> Float32 | None:
+        return None if self._result.logits is None else self._result.logits[start:stop]
+
+
+class Runner:
+    """Runs plans on one decoder and its KV cache."""
+
+    def __init__(self, decoder: Decoder, cache: KVCache) -> None:
+        self._decoder, self._cache = decoder, cache
+
+    def forward(self, plan: Plan, drafts: SequenceOf[Draft], view: View) -> Forward:
+        """One forward pass over the known tokens and drafts of a plan."""
+        return Forward(plan, drafts, self._decoder.forward(layout(plan, drafts, view), self._cache))
+
+
+def layout(plan: Plan, drafts: SequenceOf[Draft], view: View) -> Batch:
+    """The flat rows of a plan: of every sequence its known tokens, then its draft."""
+    tokens: list[int] = []
+    positions: list[int] = []
+    starts, wanted = [0], []
+    for work, draft in zip(plan.works, drafts, strict=True):
+        first, sequence = work.sequence.computed, work.sequence
+        wanted += [starts[-1] + row for row in logit_rows(work, draft)]
+        tokens += sequence.tokens[first : first + work.rows]
+        tokens += draft.tokens
+        positions += range(first, first + work.rows)
+        positions += draft_positions(draft, first + work.rows)
+        starts.append(len(tokens))
+    return Batch(
+        tokens=np.array(tokens, np.int32),
+        positions=np.array(positions, np.int32),
+        slots=view.slots,
+        row_starts=np.array(starts, np.int32),
+        contexts=view.contexts,
+        pages=view.pages,
+        logit_rows=np.array(wanted, np.int32),
+        ancestors=None if all(draft.is_chain for draft in drafts) else ancestors(plan, drafts),
+        want_logits=any(
+            work.sequence.sampler.needs_logits or work.sequence.wants_prompt_logprobs for work in plan.works
+        ),
+    )
+
+
+def logit_rows(work: Work, draft: Draft) -> range:
+    """Rows (from the sequence's first) whose logits matter: the last known one and the draft's, or all when scored."""
+    stop = work.rows + len(draft) if work.samples else work.rows
+    if work.sequence.wants_prompt_logprobs:
+        return range(0, stop)
+    return range(work.rows - 1, stop) if work.samples else range(0)
+
+
+def draft_positions(draft: Draft, start: int) -> list[int]:
+    """True positions of draft nodes: siblings of a tree share one."""
+    if draft.is_chain:
+        return list(range(start, start + len(draft)))
+    depths: list[int] = []
+    for node in range(len(draft)):
+        parent = draft.parent(node)
+        depths.append(0 if parent < 0 else depths[parent] + 1)
+    return [start + depth for depth in depths]
+
+
+def ancestors(plan: Plan, drafts: SequenceOf[Draft]) -> np.ndarray:
+    """Masks uint64 [T]: bit j of a row is set where it may read row j of its own sequence, itself included.
+
+    Chains longer than 64 rows (prompt chunks) carry all ones, which the kernels read as "causal".
+    """
+    masks: list[int] = []
+    for work, draft in zip(plan.works, drafts, strict=True):
+        if draft.is_chain:
+            masks += chain_masks(work.rows + len(draft))
+        else:
+            masks += tree_masks(work.rows, draft)
+    return np.array(masks, np.uint64)
+
+
+def chain_masks(rows: int) -> list[int]:
+    """Causal masks of a chain; all ones where a row has more predecessors than a mask has bits."""
+    return [(1 << (row + 1)) - 1 if rows <= TREE_ROWS else (1 << TREE_ROWS) - 1 for row in range(rows)]
+
+
+def tree_masks(rows: int, draft: Draft) -> list[int]:
+    """Masks of the known rows and of a tree's nodes behind them."""
+    masks = chain_masks(rows)
+    for node in range(len(draft)):
+        parent = draft.parent(node)
+        above = masks[rows + parent] if parent >= 0 else masks[rows - 1]
+        masks.append(above | 1 << (rows + node))
+    return masks

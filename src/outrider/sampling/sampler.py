@@ -3,10 +3,10 @@
     sampler = Sampler(SamplingParams(temperature=0.8, top_p=0.9), prompt, vocab_size, {eos}, seed=7)
     token = sampler.pick(logits, output)
 
-Nothing depends on how many tokens were chosen before, in which step, or beside which other requests: the same seed gives
-the same text alone, in a batch, after preemption, with and without speculation. A drafter that picks with this object
-uses the very noise that the target will use, which raises acceptance ("drafter-invariant" speculation by shared
-randomness; Daliri, Musco and Suresh 2025, "Coupling without Communication and Drafter-Invariant Speculative Decoding").
+Nothing depends on how many tokens were chosen before, in which step, or beside which other requests: the same seed
+gives the same text alone, in a batch, after preemption, with and without speculation. A drafter that picks with this
+object uses the very noise that the target will use, which raises acceptance (Daliri, Musco and Suresh 2025, "Coupling
+without Communication and Drafter-Invariant Speculative Decoding").
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from outrider.types import Float32, Float64, SamplingParams
 #: Temperatures below this are greedy, as in vLLM.
 GREEDY_BELOW = 1e-5
 
-#: Independent families of noise. A rejected draft may have been sampled with the sample's own noise, so what replaces it
-#: must be drawn with another.
+#: Independent families of noise. A rejected draft may have been sampled with the sample's own noise, so what replaces
+#: it must be drawn with another.
 _OWN, _FLIP, _REDRAW = 0, 1, 2
 
 
 class Sampler:
     """The distribution and noise of one sample of a request.
 
-    `processors` (a grammar, say) run before those that `params` asks for. `index` tells the n samples of a request apart.
-    Raises UnsupportedError where a parameter cannot be served.
+    `processors` (a grammar, say) run before those that `params` asks for. `index` tells the n samples of a request
+    apart. Raises UnsupportedError where a parameter cannot be served.
     """
 
     def __init__(

@@ -4,13 +4,13 @@
 
 Two rules, both of which leave the law of the output untouched.
 
-*Matching*: the target chooses its own token with its own noise; the draft is accepted where it proposed that token. This
-is the point-mass case of speculative sampling (accept x with probability p(x), else sample from p without x), and as the
-choice never looks at the draft, neither votes nor depths that depend on drafted values can bend it: the seeded output is
-the same with any draft and with none.
+*Matching*: the target chooses its own token with its own noise; the draft is accepted where it proposed that token.
+This is the point-mass case of speculative sampling (accept x with probability p(x), else sample from p without x), and
+as the choice never looks at the draft, neither votes nor depths that depend on drafted values can bend it: the seeded
+output is the same with any draft and with none.
 
-*Rejection*, for drafts that carry the q each token was sampled from: accept x with probability min(1, p(x) / q(x)), else
-go on with the residual max(p - q, 0), normalised (Leviathan et al. 2023, "Fast Inference from Transformers via
+*Rejection*, for drafts that carry the q each token was sampled from: accept x with probability min(1, p(x) / q(x)),
+else go on with the residual max(p - q, 0), normalised (Leviathan et al. 2023, "Fast Inference from Transformers via
 Speculative Decoding", section 2.3 and appendix A.1). Siblings of a tree are tried in order, each against the residual
 that the one before left (Miao et al. 2024, "SpecInfer", algorithm 2). It is exact only where every token really was
 sampled from its q: tokens that were picked by looking at them (votes) must come without probabilities.
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from outrider.sampling.stopper import Stopper
 from outrider.types import Draft, Finish, Float32, Float64, Logprob, SamplingParams, Verdict
-from outrider.verify.logprobs import logprob
+from outrider.verify.logprobs import describe
 
 #: A token of the target and the draft node that proposed it, if one did.
 Ruling = tuple[int, "int | None"]
@@ -89,7 +89,7 @@ def residual(p: Float64, q: Float64) -> Float64:
 
 
 def _rule_for(draft: Draft, sampler: Target) -> Callable[..., Ruling]:
-    """Both rules agree where p is a point mass; matching is the cheaper one."""
+    """Where p is a point mass both rules agree, and matching is the cheaper one."""
     return _match if draft.probs is None or sampler.greedy else _reject
 
 
@@ -137,7 +137,7 @@ def _row(rows: Rows, node: int) -> Float32:
 def _logprobs(rows: Rows, sampler: Target, node: int, token: int) -> list[Logprob]:
     """The log-probability of an emitted token, where the request asks for it."""
     top = sampler.params.logprobs
-    return [] if top is None else [logprob(_row(rows, node), token, top, sampler.vocab_size)]
+    return [] if top is None else [describe(_row(rows, node), token, top, sampler.vocab_size)]
 
 
 def _verdict(

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from outrider.sampling.stopper import Stopper
 from outrider.types import Draft, Finish, Float32, Float64, Logprob, SamplingParams, Verdict
-from outrider.verify.logprobs import describe
+from outrider.verify.logprobs import logprob
 
 #: A token of the target and the draft node that proposed it, if one did.
 Ruling = tuple[int, "int | None"]
@@ -137,7 +137,7 @@ def _row(rows: Rows, node: int) -> Float32:
 def _logprobs(rows: Rows, sampler: Target, node: int, token: int) -> list[Logprob]:
     """The log-probability of an emitted token, where the request asks for it."""
     top = sampler.params.logprobs
-    return [] if top is None else [describe(_row(rows, node), token, top, sampler.vocab_size)]
+    return [] if top is None else [logprob(_row(rows, node), token, top, sampler.vocab_size)]
 
 
 def _verdict(

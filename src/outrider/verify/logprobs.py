@@ -7,7 +7,7 @@ import numpy as np
 from outrider.types import Float32, Logprob
 
 
-def describe(logits: Float32, token: int, top: int, vocab_size: int | None = None) -> Logprob:
+def logprob(logits: Float32, token: int, top: int, vocab_size: int | None = None) -> Logprob:
     """log softmax(logits)[token] with its rank (1 is best) and the `top` best tokens.
 
     logits: the target's raw row [V]. Equal logits rank by token id. The softmax runs over the whole row; ids from

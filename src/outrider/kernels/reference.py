@@ -1,0 +1,161 @@
+"""Every operation of a decoder in plain torch: the oracle of the compiled kernels, and the path of accelerators.
+
+Operations take rows in their first dimension. How rows are combined is a choice of two: RowByRow computes each alone
+(a row's bits cannot depend on its neighbours, on chunks or on the batch), AllRows computes them as one product.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from outrider.types import Batch
+
+Mask = NDArray[np.bool_]
+Out = TypeVar("Out", Tensor, tuple[Tensor, Tensor, Tensor])
+
+#: Rows of one sequence that the bits of Batch.ancestors can name; a longer run of rows is a chain.
+MAX_TREE_ROWS = 64
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+}
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / rms(x) * weight over the last dimension; the mean square is fp32 (arXiv 1910.07467)."""
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """(x - mean) / deviation * weight + bias over the last dimension."""
+    return F.layer_norm(x, weight.shape, weight, bias, eps)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn dimensions i and i + d / 2 of every head: x [rows, heads, d], cos and sin [rows, d / 2], fp32 inside."""
+    first, second = x.float().chunk(2, dim=-1)
+    cos, sin = cos[:, None, :], sin[:, None, :]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Softmax attention of one row and one KV head: q [g, d] reads all of k and v [entries, d]; fp32, gives [g, d]."""
+    scores = q.float() @ k.float().T / math.sqrt(q.shape[-1])
+    return torch.softmax(scores, dim=-1) @ v.float()
+
+
+def sequence_slots(batch: Batch, s: int, page_size: int) -> NDArray[np.int64]:
+    """Physical slots of the committed entries of sequence s, then those of its rows in this pass."""
+    entries = np.arange(batch.contexts[s])
+    committed = batch.pages[s, entries // page_size].astype(np.int64) * page_size + entries % page_size
+    rows = slice(batch.row_starts[s], batch.row_starts[s + 1])
+    return np.concatenate([committed, batch.slots[rows].astype(np.int64)])
+
+
+def visible(batch: Batch, s: int, kv_heads: int, window: int | None, group: int) -> Mask:
+    """What each row of sequence s reads: [rows, kv_heads, committed entries + rows], in the order of sequence_slots.
+
+    The window counts entries, the row itself included; `group` is the layer's group in batch.selection. A selection
+    narrows the committed entries only: rows of this pass are always read.
+    """
+    context = int(batch.contexts[s])
+    among = _among_rows(batch, s)
+    reads = np.concatenate([np.ones((len(among), context), dtype=bool), among], axis=1)
+    if window is not None:
+        age = reads[:, ::-1].cumsum(axis=1)[:, ::-1]
+        reads = reads & (age <= window)
+    reads = np.repeat(reads[:, None, :], kv_heads, axis=1)
+    reads[:, :, :context] &= _selected(batch, s, kv_heads, group, context)
+    return reads
+
+
+def _among_rows(batch: Batch, s: int) -> Mask:
+    """Which rows of sequence s read which of its rows in this pass: [rows, rows], each always reads itself."""
+    start, stop = int(batch.row_starts[s]), int(batch.row_starts[s + 1])
+    count = stop - start
+    if batch.ancestors is None or count > MAX_TREE_ROWS:
+        return np.tri(count, dtype=bool)
+    bits = batch.ancestors[start:stop, None] >> np.arange(count, dtype=np.uint64)
+    return (bits & np.uint64(1)).astype(bool) | np.eye(count, dtype=bool)
+
+
+def _selected(batch: Batch, s: int, kv_heads: int, group: int, context: int) -> Mask:
+    """Committed entries that each KV head may read: [kv_heads, context]."""
+    chosen = np.ones((kv_heads, context), dtype=bool)
+    if batch.selection is None:
+        return chosen
+    for head in range(kv_heads):
+        count = int(batch.selection.counts[group, s, head])
+        if count >= 0:
+            chosen[head] = False
+            chosen[head, batch.selection.entries[group, s, head, :count]] = True
+    return chosen
+
+
+class Rows(Protocol):
+    """How the rows of one pass are combined."""
+
+    def map(self, function: Callable[..., Out], *rows: Tensor) -> Out:
+        """function over tensors whose first dimension is rows; it returns one tensor or three, rows first."""
+        ...
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, reads: Mask) -> Tensor:
+        """Attention of one sequence: q [rows, heads, d], k and v [entries, kv_heads, d], reads as from `visible`.
+
+        Query head i belongs to KV head i // (heads / kv_heads). Gives [rows, heads, d] in q's type.
+        """
+        ...
+
+
+class RowByRow:
+    """Every row alone. Copies give each call the same alignment, hence the same instructions in the same order."""
+
+    def map(self, function: Callable[..., Out], *rows: Tensor) -> Out:
+        if not len(rows[0]):
+            return function(*rows)
+        results = [function(*(tensor[i : i + 1].clone() for tensor in rows)) for i in range(len(rows[0]))]
+        return _stack(results)
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, reads: Mask) -> Tensor:
+        kv_heads = k.shape[1]
+        grouped = q.view(len(q), kv_heads, -1, q.shape[-1])
+        out = torch.empty_like(grouped)
+        for row in range(len(q)):
+            for head in range(kv_heads):
+                entries = torch.from_numpy(np.flatnonzero(reads[row, head]))
+                out[row, head] = attend(grouped[row, head].clone(), k[entries, head], v[entries, head])
+        return out.view(q.shape)
+
+
+class AllRows:
+    """All rows in one product: fast on an accelerator, and only nearly the same from one batch to another."""
+
+    def map(self, function: Callable[..., Out], *rows: Tensor) -> Out:
+        return function(*rows)
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, reads: Mask) -> Tensor:
+        groups = q.shape[1] // k.shape[1]
+        mask = torch.from_numpy(reads).to(q.device).transpose(0, 1).repeat_interleave(groups, dim=0)
+        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[None], enable_gqa=True)
+        return out[0].transpose(0, 1)
+
+
+def _stack(results: Sequence[Out]) -> Out:
+    """One result per row, joined along the rows."""
+    if isinstance(results[0], Tensor):
+        return torch.cat(list(results))  # type: ignore[arg-type]
+    first, second, third = (torch.cat(column) for column in zip(*results, strict=True))
+    return first, second, third

@@ -1,0 +1,79 @@
+"""Which decoder runs a model: the compiled one on a CPU, the reference everywhere else."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import torch
+
+from outrider.errors import ConfigError, ModelError
+from outrider.models.decoder import ReferenceDecoder
+from outrider.models.spec import Decoder, DecoderSpec, Weights
+
+Backend = Literal["auto", "compiled", "reference"]
+log = logging.getLogger(__name__)
+
+
+def build_decoder(
+    spec: DecoderSpec,
+    weights: Weights,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    kv_dtype: str = "auto",
+    threads: int | None = None,
+    taps: Sequence[int] = (),
+    backend: Backend = "auto",
+) -> Decoder:
+    """A decoder for these weights.
+
+    backend auto takes the compiled decoder on a CPU and falls back, with a warning, to the reference where the
+    compiled one does not know the model's wiring; accelerators use the reference. dtype auto is the decoder's own
+    best choice: bfloat16 on an accelerator, and on a CPU whatever the compiled decoder makes of the stored weights.
+    ModelError or ConfigError where the weights, the device or the types do not fit.
+    """
+    if backend not in get_args(Backend):
+        raise ConfigError(f"backend = {backend!r} is refused; use one of {', '.join(get_args(Backend))}", "backend")
+    place = _device(device)
+    if backend == "reference" or place != "cpu":
+        return _reference(spec, weights, dtype, place, kv_dtype, taps)
+    try:
+        return _compiled(spec, weights, dtype, kv_dtype, threads, taps)
+    except ModelError as refusal:
+        if backend == "compiled":
+            raise
+        log.warning("%s: the slower reference decoder is used instead", refusal)
+        return _reference(spec, weights, dtype, place, kv_dtype, taps)
+
+
+def _compiled(
+    spec: DecoderSpec, weights: Weights, dtype: str, kv_dtype: str, threads: int | None, taps: Sequence[int]
+) -> Decoder:
+    # Imported here because Numba takes seconds to import, which an accelerator should not wait for.
+    from outrider.models.compiled import CompiledDecoder
+
+    return CompiledDecoder.build(spec, weights, dtype=dtype, kv_dtype=kv_dtype, threads=threads, taps=tuple(taps))
+
+
+def _reference(
+    spec: DecoderSpec, weights: Weights, dtype: str, device: str, kv_dtype: str, taps: Sequence[int]
+) -> Decoder:
+    if dtype == "auto":
+        dtype = "float32" if device == "cpu" else "bfloat16"
+    return ReferenceDecoder.build(spec, weights, dtype=dtype, device=device, kv_dtype=kv_dtype, taps=taps)
+
+
+def _device(name: str) -> str:
+    """The torch device that a name stands for: auto is CUDA where there is one."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    has_cuda = found is not None and found.type == "cuda"
+    if name == "auto":
+        return "cuda" if has_cuda else "cpu"
+    kind = name.partition(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise ConfigError(f"device = {name!r} is refused; use auto, cpu, cuda or cuda:N", "device")
+    if kind == "cuda" and not has_cuda:
+        raise ConfigError(f"device = {name!r}, but torch finds no CUDA device here; use auto or cpu", "device")
+    return name

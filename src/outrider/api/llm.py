@@ -92,7 +92,7 @@ class LLM:
     ) -> Iterator[Piece]:
         """Pieces of one answer to a conversation as they come."""
         ids = self.core.tokenizer.chat(messages)
-        return self._pieces(self._submit(ids, params or SamplingParams()))
+        return self._pieces(self._submit(ids, sampling_params or SamplingParams()))
 
     def memory_plan(self) -> dict[str, int]:
         """What is where, in bytes: weights, and the KV pool with what of it is in use."""

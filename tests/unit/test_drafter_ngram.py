@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 import pytest
-from scripted import context, cycle, judge_greedy, observation, plain
 
 from outrider.drafters.ngram import NgramDrafter, NgramOptions, unroll
 from outrider.errors import ConfigError
+from scripted import context, cycle, judge_greedy, observation, plain
 
 
 def guess(tokens, depth=4, **options):

@@ -1,0 +1,83 @@
+"""From the configuration to a speculator: every policy is selectable by name, so that each is an ablation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from outrider.config import SpeculativeConfig, from_mapping
+from outrider.drafters.base import Drafter
+from outrider.drafters.host import Host
+from outrider.drafters.registry import create_drafters
+from outrider.errors import ConfigError
+from outrider.speculation.guard import DEFAULT_RULES, GuardedDrafter, GuardRules
+from outrider.speculation.length import FixedLength, LengthPolicy, TrendLength, TrendRules
+from outrider.speculation.none import NoSpeculator
+from outrider.speculation.speculator import Speculator
+from outrider.speculation.vote import MajorityRules, MajorityVote, NoVote, VotePolicy
+
+T = TypeVar("T")
+
+DEEPEST = 63  # a tree row's ancestors are 64 bits, the last known token included
+
+
+def build_speculator(
+    config: SpeculativeConfig | None, *, host: Host, rules: GuardRules = DEFAULT_RULES
+) -> Speculator | NoSpeculator:
+    """The speculator that a configuration asks for; None or no drafters: plain decoding."""
+    if config is None or not config.drafters:
+        return NoSpeculator()
+    return assemble(create_drafters(config.drafters, host), config, host.vocab_size, rules)
+
+
+def assemble(
+    drafters: Sequence[Drafter], config: SpeculativeConfig, vocab_size: int, rules: GuardRules = DEFAULT_RULES
+) -> Speculator:
+    """A speculator of drafters that exist already."""
+    guarded = [GuardedDrafter(drafter, vocab_size, rules) for drafter in drafters]
+    return Speculator(guarded, make_vote(config, [drafter.name for drafter in guarded]), make_length(config))
+
+
+def make_vote(config: SpeculativeConfig, names: Sequence[str]) -> VotePolicy:
+    """The vote by name, with its options."""
+    if config.vote == "majority":
+        return MajorityVote(names, _options(MajorityRules, config.vote_options, "vote_options"))
+    _options(_NoOptions, config.vote_options, "vote_options")
+    return NoVote(names)
+
+
+def make_length(config: SpeculativeConfig) -> LengthPolicy:
+    """The length policy by name, within the bounds of `num_speculative_tokens`."""
+    low, high = bounds(config)
+    if config.length == "trend":
+        return TrendLength(max(low, 1), high, _options(TrendRules, config.length_options, "length_options"))
+    _options(_NoOptions, config.length_options, "length_options")
+    if low != high:
+        raise ConfigError("length = 'fixed' takes one number as num_speculative_tokens", "num_speculative_tokens")
+    return FixedLength(high)
+
+
+def bounds(config: SpeculativeConfig) -> tuple[int, int]:
+    """[low, high] of the draft length. One number means exactly that where fixed, else "at most"."""
+    given = config.num_speculative_tokens
+    if isinstance(given, int):
+        low, high = (given if config.length == "fixed" else 0), given
+    elif len(given) == 2:
+        low, high = given
+    else:
+        raise ConfigError("num_speculative_tokens is a number or [low, high]", "num_speculative_tokens")
+    if not 0 <= low <= high or not 1 <= high <= DEEPEST:
+        raise ConfigError(f"num_speculative_tokens: use 1 to {DEEPEST}, low at most high", "num_speculative_tokens")
+    return low, high
+
+
+@dataclass(frozen=True)
+class _NoOptions:
+    """A policy without options: any key is unknown."""
+
+
+def _options(kind: type[T], given: Any, where: str) -> T:
+    if given is not None and not isinstance(given, Mapping):
+        raise ConfigError(f"{where} = {given!r} is refused; expected a table", where)
+    return from_mapping(kind, given, where)

@@ -1,0 +1,138 @@
+"""How far drafts reach: the protocol, and the two global policies `fixed` and `trend`.
+
+`goodput` (goodput.py) chooses per request from measured costs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from outrider.errors import ConfigError
+from outrider.speculation.timing import StepTiming
+from outrider.speculation.trial import Trial
+from outrider.types import Draft
+
+
+class LengthPolicy(Protocol):
+    """How many tokens to draft, before and after the drafters were asked."""
+
+    max_depth: int
+
+    def depths(
+        self, name: str, ids: Sequence[int], limits: Sequence[int], standing: Sequence[Mapping[str, Draft]]
+    ) -> list[int]:
+        """How deep drafter `name` should draft for every sequence; 0: not at all, and it is not called.
+
+        `standing[i]` holds what other drafters already proposed for sequence i in this round, by name.
+        """
+        ...
+
+    def trim(self, ids: Sequence[int], drafts: Sequence[Draft], limits: Sequence[int]) -> list[Draft]:
+        """What is worth verifying of the merged drafts: a beginning of each, possibly nothing."""
+        ...
+
+    def observe(self, trials: Sequence[Trial], timing: StepTiming, draft_s: Mapping[str, float]) -> None:
+        """Learn from a step; `draft_s` is what every drafter cost in it, seconds."""
+        ...
+
+    def forget(self, sequence_id: int) -> None: ...
+
+
+class FixedLength:
+    """Always the same length, as far as the limits allow."""
+
+    def __init__(self, length: int) -> None:
+        self.max_depth = length
+
+    def depths(
+        self, name: str, ids: Sequence[int], limits: Sequence[int], standing: Sequence[Mapping[str, Draft]]
+    ) -> list[int]:
+        return [min(self.max_depth, limit) for limit in limits]
+
+    def trim(self, ids: Sequence[int], drafts: Sequence[Draft], limits: Sequence[int]) -> list[Draft]:
+        return list(drafts)
+
+    def observe(self, trials: Sequence[Trial], timing: StepTiming, draft_s: Mapping[str, float]) -> None:
+        """Nothing to learn."""
+
+    def forget(self, sequence_id: int) -> None:
+        """Nothing is held."""
+
+
+@dataclass(frozen=True)
+class TrendRules:
+    """Settings of the published length rule; the paper leaves their values open."""
+
+    window: int = 12  # observations the linear trend is fitted to
+    settle: int = 4  # observations of a new length before the next decision
+    step: int = 1  # tokens longer while the ratio improves
+    penalty: int = 2  # tokens shorter when it worsens
+    tolerance: float = 0.002  # relative slope per observation below which nothing changes
+
+    def __post_init__(self) -> None:
+        if min(self.window - 1, self.settle, self.step, self.penalty) < 1 or self.tolerance < 0:
+            raise ConfigError("trend: window from 2; settle, step, penalty from 1; tolerance from 0", "length_options")
+
+
+class TrendLength:
+    """The published rule: one length for all, moved along the trend of verification time per accepted token.
+
+    Minimises t(b, s) / vl(s): t is the time of one verification, vl the mean number of tokens it gains per request.
+    A falling ratio lengthens, a rising one shortens by a penalty step; after a change nothing is decided before every
+    draft of an old length is verified and gone.
+    """
+
+    def __init__(self, low: int, high: int, rules: TrendRules = TrendRules()) -> None:
+        self.max_depth = high
+        self.length = (low + high) // 2
+        self._low = low
+        self._rules = rules
+        self._ratios: deque[float] = deque(maxlen=rules.window)
+        self._in_flight: dict[int, int] = {}  # sequence -> length its open draft was asked with
+        self._settled = 0
+
+    def depths(
+        self, name: str, ids: Sequence[int], limits: Sequence[int], standing: Sequence[Mapping[str, Draft]]
+    ) -> list[int]:
+        self._in_flight.update(dict.fromkeys(ids, self.length))
+        return [min(self.length, limit) for limit in limits]
+
+    def trim(self, ids: Sequence[int], drafts: Sequence[Draft], limits: Sequence[int]) -> list[Draft]:
+        return list(drafts)
+
+    def observe(self, trials: Sequence[Trial], timing: StepTiming, draft_s: Mapping[str, float]) -> None:
+        for trial in trials:
+            self._in_flight.pop(trial.sequence_id, None)
+        gained = [len(trial.truth) for trial in trials if trial.truth]
+        if not gained or timing.verify_s <= 0:
+            return
+        self._ratios.append(timing.verify_s * len(gained) / sum(gained))
+        if any(length != self.length for length in self._in_flight.values()):
+            return
+        self._settled += 1
+        if self._settled >= self._rules.settle:
+            self._decide()
+
+    def forget(self, sequence_id: int) -> None:
+        self._in_flight.pop(sequence_id, None)
+
+    def _decide(self) -> None:
+        slope = relative_slope(self._ratios)
+        if abs(slope) <= self._rules.tolerance:
+            return
+        change = self._rules.step if slope < 0 else -self._rules.penalty
+        self.length = min(self.max_depth, max(self._low, self.length + change))
+        self._settled = 0
+
+
+def relative_slope(values: Sequence[float] | deque[float]) -> float:
+    """Least-squares slope per observation, relative to the mean; 0 for fewer than two values."""
+    count = len(values)
+    if count < 2:
+        return 0.0
+    middle, mean = (count - 1) / 2, sum(values) / count
+    covariance = sum((i - middle) * (value - mean) for i, value in enumerate(values))
+    return covariance / sum((i - middle) ** 2 for i in range(count)) / mean

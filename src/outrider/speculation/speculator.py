@@ -1,0 +1,143 @@
+"""The collective and adaptive part: asks drafters, merges their drafts, chooses how far to go, learns from verdicts.
+
+    draft:   whom to ask (vote) and how deep (length) -> propose -> merge (vote) -> trim (length)
+    observe: every proposal is scored by what the target turned out to say -> drafters, vote and length learn
+
+It decides; drafters guess; `judge` accepts. It never touches tensors and cannot change the output. One thread calls it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+
+from outrider.drafters.base import Context, Need, Observation
+from outrider.speculation.guard import GuardedDrafter
+from outrider.speculation.length import LengthPolicy
+from outrider.speculation.report import SpeculationReport
+from outrider.speculation.timing import StepTiming
+from outrider.speculation.trial import Trial, head
+from outrider.speculation.vote import VotePolicy
+from outrider.types import NO_DRAFT, Draft
+
+#: What was proposed and submitted for a sequence, until the target has spoken.
+_Open = tuple[dict[str, Draft], Draft]
+
+
+class Speculator:
+    """Several drafters, one vote, one length policy."""
+
+    def __init__(self, drafters: Sequence[GuardedDrafter], vote: VotePolicy, length: LengthPolicy) -> None:
+        self.needs: frozenset[Need] = frozenset[Need]().union(*(drafter.needs for drafter in drafters))
+        self.max_depth = length.max_depth
+        self._drafters = drafters
+        self._vote = vote
+        self._length = length
+        self._open: dict[int, _Open] = {}
+        self._spent: dict[str, float] = {drafter.name: 0.0 for drafter in drafters}
+        self._lengths: Counter[int] = Counter()
+        self._times = [0.0, 0.0, 0.0]  # draft, verify, overhead
+        self._control_s = 0.0
+        self._steps = 0
+
+    def draft(self, contexts: Sequence[Context], limits: Sequence[int]) -> list[Draft]:
+        """One draft per context with at most limits[i] tokens; limit 0 means that the request wants none."""
+        drafts = [NO_DRAFT] * len(contexts)
+        wanted = [i for i, limit in enumerate(limits) if limit > 0]
+        if not wanted:
+            return drafts
+        started, spent = perf_counter(), self._drafting_s()
+        chosen = self._draft([contexts[i] for i in wanted], [limits[i] for i in wanted])
+        for i, draft in zip(wanted, chosen, strict=True):
+            drafts[i] = draft
+        self._control_s += perf_counter() - started - (self._drafting_s() - spent)
+        return drafts
+
+    def observe(self, observations: Sequence[Observation], timing: StepTiming) -> None:
+        """Learn from a step. Sequences that were not drafted for are observations too."""
+        started, spent = perf_counter(), self._drafting_s()
+        for drafter in self._drafters:
+            drafter.observe(observations)
+            drafter.verified(timing.verify_s)
+        trials = [self._close(seen) for seen in observations if seen.verdict.tokens]
+        for trial in trials:
+            for drafter in self._drafters:
+                if drafter.name in trial.proposals:
+                    drafter.learn(trial)
+        self._vote.observe(trials)
+        self._length.observe(trials, timing, self._drain_costs())
+        self._count(timing)
+        self._control_s += perf_counter() - started - (self._drafting_s() - spent)
+
+    def forget(self, sequence_id: int) -> None:
+        """The sequence ended, was aborted or preempted: nothing is held for it afterwards. Never fails."""
+        self._open.pop(sequence_id, None)
+        for drafter in self._drafters:
+            drafter.forget(sequence_id)
+        self._vote.forget(sequence_id)
+        self._length.forget(sequence_id)
+
+    def report(self) -> SpeculationReport:
+        """The record so far."""
+        weights = self._vote.weights()
+        draft_s, verify_s, overhead_s = self._times
+        return SpeculationReport(
+            drafters=tuple(drafter.report(weights[drafter.name]) for drafter in self._drafters),
+            steps=self._steps,
+            draft_s=draft_s,
+            verify_s=verify_s,
+            overhead_s=overhead_s,
+            control_s=self._control_s,
+            lengths=dict(sorted(self._lengths.items())),
+        )
+
+    def _draft(self, contexts: Sequence[Context], limits: Sequence[int]) -> list[Draft]:
+        ids = [context.sequence_id for context in contexts]
+        proposals: list[dict[str, Draft]] = [{} for _ in contexts]
+        for drafter in self._drafters:
+            depths = self._depths(drafter, ids, limits, proposals)
+            for i, draft in enumerate(drafter.propose(contexts, depths)):
+                if depths[i] > 0:
+                    proposals[i][drafter.name] = draft
+        merged = [self._vote.merge(i, drafts) for i, drafts in zip(ids, proposals, strict=True)]
+        fitting = [head(draft, limit) for draft, limit in zip(merged, limits, strict=True)]
+        chosen = self._length.trim(ids, fitting, limits)
+        self._open.update(zip(ids, zip(proposals, chosen, strict=True), strict=True))
+        self._lengths.update(map(len, chosen))
+        return chosen
+
+    def _depths(
+        self, drafter: GuardedDrafter, ids: Sequence[int], limits: Sequence[int], standing: list[dict[str, Draft]]
+    ) -> list[int]:
+        """How deep a drafter is to draft for every sequence: what the length wants, as far as the vote lets it."""
+        if drafter.off:
+            return [0] * len(ids)
+        reaches = [
+            self._vote.reach(i, drafter.name, any(draft.tokens for draft in others.values()))
+            for i, others in zip(ids, standing, strict=True)
+        ]
+        wanted = self._length.depths(drafter.name, ids, list(map(min, limits, reaches)), standing)
+        return list(map(min, wanted, reaches))
+
+    def _close(self, seen: Observation) -> Trial:
+        """The round of one sequence, now that the target has spoken; what was not verified counts as not submitted."""
+        proposals, submitted = self._open.pop(seen.sequence_id, ({}, NO_DRAFT))
+        return Trial(seen.sequence_id, proposals, head(submitted, seen.verdict.drafted), seen.verdict)
+
+    def _drafting_s(self) -> float:
+        return sum(drafter.time_s for drafter in self._drafters)
+
+    def _drain_costs(self) -> Mapping[str, float]:
+        """Seconds every drafter took since the last step."""
+        costs = {}
+        for drafter in self._drafters:
+            costs[drafter.name] = drafter.time_s - self._spent[drafter.name]
+            self._spent[drafter.name] = drafter.time_s
+        return costs
+
+    def _count(self, timing: StepTiming) -> None:
+        self._steps += 1
+        self._times[0] += timing.draft_s
+        self._times[1] += timing.verify_s
+        self._times[2] += timing.overhead_s

@@ -31,7 +31,9 @@ class SamplingParams:
 
     temperature 0 is greedy. `top_k` 0 or -1 means all. Penalties follow OpenAI (presence, frequency) and
     CTRL (repetition). `seed` fixes the request's noise: the answer does not depend on what runs beside it, nor on
-    speculation. `extra_args`: {"speculative": bool, "context_budget": int}; other keys are refused.
+    speculation. `structured_outputs` constrains the text, by exactly one of {"json": schema}, {"json_object": True},
+    {"regex": str}, {"choice": [str, ...]} and {"grammar": lark}.
+    `extra_args`: {"speculative": bool, "context_budget": int}; other keys are refused.
     """
 
     n: int = 1
@@ -55,6 +57,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    structured_outputs: Mapping[str, Any] | None = None
     extra_args: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -66,6 +69,8 @@ class SamplingParams:
             raise UnsupportedError(
                 f"unknown extra_args {sorted(unknown)}; known: speculative, context_budget", field="extra_args"
             )
+        if self.structured_outputs is not None:
+            _check_structure(self.structured_outputs)
 
     def _rules(self) -> list[tuple[str, bool, str]]:
         return [
@@ -95,6 +100,16 @@ class SamplingParams:
     def speculative(self) -> bool:
         """Whether this request may be drafted for (per-request switch)."""
         return bool(self.extra_args.get("speculative", True))
+
+
+def _check_structure(structure: Mapping[str, Any]) -> None:
+    """Exactly one known kind of constraint."""
+    known = ("json", "json_object", "regex", "choice", "grammar")
+    if len(structure) != 1 or not set(structure) <= set(known):
+        raise UnsupportedError(
+            f"structured_outputs has the keys {list(structure)}; use exactly one of {', '.join(known)}",
+            field="structured_outputs",
+        )
 
 
 @dataclass(frozen=True)
@@ -191,7 +206,7 @@ class Batch:
 
     Row r of sequence s (row_starts[s] <= r < row_starts[s + 1]) writes its K and V to slots[r] and attends to
     entries 0 .. contexts[s] - 1 of its sequence (found through `pages`) and to rows of its own sequence in this pass:
-    those up to itself (chain: ancestors None, or all 64 bits set) or those named by `ancestors[r]` (tree, at most 64 rows).
+    those up to itself (chain: ancestors None, or all 64 bits set) or those named by `ancestors[r]` (tree, max. 64 rows).
     """
 
     tokens: Int32  # [T]

@@ -206,7 +206,7 @@ class Batch:
 
     Row r of sequence s (row_starts[s] <= r < row_starts[s + 1]) writes its K and V to slots[r] and attends to
     entries 0 .. contexts[s] - 1 of its sequence (found through `pages`) and to rows of its own sequence in this pass:
-    those up to itself (chain: ancestors None, or all 64 bits set) or those named by `ancestors[r]` (tree, max. 64 rows).
+    those up to itself (chain: ancestors None, or all 64 bits set) or those in `ancestors[r]` (tree, up to 64 rows).
     """
 
     tokens: Int32  # [T]

@@ -47,9 +47,15 @@ _compiling = threading.Lock()
 class Vocabulary(Protocol):
     """What a grammar must know of a tokenizer (models/load/tokenizer.py)."""
 
-    vocab_size: int
-    eos_token_ids: Collection[int]
-    special_token_ids: Collection[int]
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def eos_token_ids(self) -> Collection[int]: ...
+
+    def is_special(self, token: int) -> bool:
+        """Whether a token is a control token and no part of the text."""
+        ...
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes a token stands for in text."""
@@ -228,8 +234,9 @@ class _Tokens:
 
     def __init__(self, tokenizer: Vocabulary, eos: tuple[int, ...]) -> None:
         self.eos_token_id = eos[0]
-        self.special_token_ids = sorted({*tokenizer.special_token_ids, *eos})
-        self.tokens = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
+        ids = range(tokenizer.vocab_size)
+        self.special_token_ids = [token for token in ids if token in eos or tokenizer.is_special(token)]
+        self.tokens = [tokenizer.token_bytes(token) for token in ids]
         self._single = {text: token for token, text in enumerate(self.tokens) if len(text) == 1}
 
     def __call__(self, text: bytes | str) -> list[int]:

@@ -1,0 +1,30 @@
+"""How downloads report what they do, and a bar on stderr that listens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+#: Called with what is being done, bytes done and bytes in all.
+Progress = Callable[[str, int, int], None]
+
+
+def silent(message: str, done: int, total: int) -> None:
+    """Say nothing."""
+
+
+@contextmanager
+def progress_bar() -> Iterator[Progress]:
+    """A bar on stderr that appears with the first report and is gone at the end."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+
+        def report(message: str, done: int, total: int) -> None:
+            task = bar.task_ids[0] if bar.task_ids else bar.add_task(message)
+            bar.update(task, description=message, completed=done, total=total)
+
+        yield report

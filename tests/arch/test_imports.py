@@ -28,10 +28,19 @@ def part_of(path: Path) -> str:
     return first.removesuffix(".py")
 
 
+def is_type_checking(node: ast.AST) -> bool:
+    """Whether a node is an `if TYPE_CHECKING:` block."""
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
 def imported_parts(path: Path) -> set[str]:
-    """The parts of outrider that a file imports when it is loaded or run."""
+    """The parts of outrider that a file imports when it is loaded or run; imports for the type checker only are free."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    typing_only = {id(n) for block in ast.walk(tree) if is_type_checking(block) for n in ast.walk(block)}
+    for node in ast.walk(tree):
+        if id(node) in typing_only:
+            continue
         if isinstance(node, ast.ImportFrom) and node.module:
             names |= {node.module} if node.module != "outrider" else {f"outrider.{a.name}" for a in node.names}
         elif isinstance(node, ast.Import):

@@ -73,7 +73,7 @@ class Core:
     def __init__(self, model: str | LoadedModel, options: Options) -> None:
         self.loaded = load_model(model, revision=options.revision) if isinstance(model, str) else model
         self.tokenizer = self.loaded.tokenizer
-        self.spec = self.loaded.spec
+        self.spec = replace(self.loaded.spec, num_tokens=min(self.tokenizer.vocab_size, self.loaded.spec.vocab_size))
         engine = options.engine
         self.decoder = build_decoder(
             self.spec,
@@ -89,7 +89,7 @@ class Core:
         self.memory = KVMemory(cache, engine.prefix_caching)
         self.speculator = build_speculator(
             self.resolved.speculative,
-            vocab_size=self.tokenizer.vocab_size,
+            vocab_size=self.spec.num_tokens or self.spec.vocab_size,
             tokenizer=self.tokenizer,
             decoder=self.decoder,
             max_sequences=engine.max_num_seqs,
@@ -133,7 +133,7 @@ class Core:
                 sampler=Sampler(
                     params,
                     request.prompt,
-                    self.tokenizer.vocab_size,
+                    self.spec.num_tokens or self.spec.vocab_size,
                     eos,
                     seed,
                     index,

@@ -19,6 +19,7 @@ class Piece:
     request_id: str
     index: int
     text: str
+    texts: tuple[str, ...] = ()  # what each of token_ids made visible; one more entry may end a sample
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[Logprob, ...] = ()
     accepted: int = 0

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any
@@ -95,7 +95,7 @@ class Service:
             "kv_pages_total": memory.pool.num_pages,
             "prefix_cache_queries": memory.prefix_queries,
             "prefix_cache_hits": memory.prefix_hits,
-            "speculation": core.speculator.report(),
+            "speculation": asdict(core.speculator.report()),
         }
 
     def describe(self) -> dict[str, Any]:

@@ -27,13 +27,15 @@ class TextStream:
 
     def push(self, delta: Delta) -> Piece:
         """The piece that a delta becomes."""
-        text = self._detokenizer.push(delta.tokens)
+        texts = [self._show([token]) for token in delta.tokens]
         if delta.finish is not None:
-            text += self._detokenizer.flush()
+            texts[-1:] = [self._cut("".join(texts[-1:]) + self._held + self._detokenizer.flush(), delta.finish)]
+            self._held = ""
         return Piece(
             request_id=delta.request_id,
             index=delta.index,
-            text=self._release(text, delta.finish),
+            text="".join(texts),
+            texts=tuple(texts),
             token_ids=delta.tokens,
             logprobs=delta.logprobs,
             accepted=delta.accepted,
@@ -44,17 +46,15 @@ class TextStream:
             prompt_logprobs=delta.prompt_logprobs,
         )
 
-    def _release(self, text: str, finish: Finish | None) -> str:
-        """What can be shown now; at a stop string everything from it on is dropped (or kept up to its end)."""
-        text = self._held + text
-        if finish is not None:
-            self._held = ""
-            return self._cut(text, finish)
+    def _show(self, tokens: Sequence[int]) -> str:
+        """What can be shown now: all but an end that is, or may become, a stop string."""
+        text = self._held + self._detokenizer.push(tokens)
         keep = held_length(text, self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
     def _cut(self, text: str, finish: Finish) -> str:
+        """The text up to the stop string that ended it, or up to its end where that is wanted."""
         if finish.reason != "stop" or not isinstance(finish.detail, str):
             return text
         at = text.find(finish.detail)
@@ -64,9 +64,10 @@ class TextStream:
 
 
 def held_length(text: str, stops: Sequence[str]) -> int:
-    """Length of the longest end of `text` that is a beginning of a stop string (all of it but the last character)."""
-    longest = max((len(stop) for stop in stops), default=1) - 1
-    for length in range(min(longest, len(text)), 0, -1):
-        if any(stop.startswith(text[-length:]) for stop in stops):
-            return length
-    return 0
+    """Characters to hold back: from the first whole stop string on, else the longest end that may become one."""
+    whole = [at for at in map(text.find, stops) if at >= 0]
+    if whole:
+        return len(text) - min(whole)
+    longest = max(map(len, stops), default=1) - 1
+    ends = (n for n in range(min(longest, len(text)), 0, -1) if any(stop.startswith(text[-n:]) for stop in stops))
+    return next(ends, 0)

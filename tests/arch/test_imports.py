@@ -34,7 +34,7 @@ def is_type_checking(node: ast.AST) -> bool:
 
 
 def imported_parts(path: Path) -> set[str]:
-    """The parts of outrider that a file imports when it is loaded or run; imports for the type checker only are free."""
+    """The parts of outrider that a file imports when it is loaded or run; those for the type checker are free."""
     names: set[str] = set()
     tree = ast.parse(path.read_text(encoding="utf-8"))
     typing_only = {id(n) for block in ast.walk(tree) if is_type_checking(block) for n in ast.walk(block)}

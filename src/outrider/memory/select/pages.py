@@ -1,0 +1,92 @@
+"""Training-free selection by page: the target's previous query against the bounds of each page's keys.
+
+After Quest (arXiv 2406.10774), with two differences: one decision per step for a group of layers, made before the pass
+from a few tapped layers, and bounds normalised per query head so that heads and layers can be added up.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from outrider.errors import ConfigError
+from outrider.memory.select.base import View, group_count, spread_taps
+from outrider.memory.select.kernels import fold_keys, score_pages
+from outrider.types import Float32, Int32
+
+
+class PageSummaries:
+    """Minimum and maximum of the keys of every unit (a page, or an equal part of one), for the tapped layers.
+
+    They live by physical page, so sharing, eviction and preemption of pages carry them along without a word. Only
+    committed entries are folded in: a rejected draft leaves no trace.
+    """
+
+    def __init__(
+        self, taps: int, pages: int, kv_heads: int, page_size: int, head_dim: int, unit: int | None = None
+    ) -> None:
+        self.unit = page_size if unit is None else unit
+        if self.unit < 1 or page_size % self.unit:
+            raise ConfigError(f"unit = {unit} is refused; use a divisor of the page size {page_size}", "unit")
+        self.per_page = page_size // self.unit
+        self.low = np.zeros((taps, pages * self.per_page, kv_heads, head_dim), np.float32)
+        self.high = np.zeros_like(self.low)
+
+    @property
+    def nbytes(self) -> int:
+        return self.low.nbytes + self.high.nbytes
+
+    def fold(self, slots: Int32, keys: Float32) -> None:
+        """Add committed entries: slots [n] in ascending entry order, rotated keys [taps, n, KV heads, head_dim]."""
+        fold_keys(self.low, self.high, slots, keys, self.unit)
+
+    def copy(self, source: int, target: int) -> None:
+        """A page's content was copied to another page."""
+        old, new = (slice(page * self.per_page, (page + 1) * self.per_page) for page in (source, target))
+        self.low[:, new] = self.low[:, old]
+        self.high[:, new] = self.high[:, old]
+
+
+class PageSelector:
+    """Scores units by an estimate of the attention logit under the latest committed row's queries.
+
+    tightness: where between the middle (0) and the upper bound (1, Quest's) of the possible logits a unit is judged.
+    At 0.5 it captures about one point more of the attention than at 1 on prose and on multi-document questions.
+    """
+
+    name = "pages"
+
+    def __init__(
+        self, summaries: PageSummaries, groups: Int32, taps_per_group: int = 2, tightness: float = 0.5
+    ) -> None:
+        self.summaries = summaries
+        self.unit = summaries.unit
+        self.groups = groups
+        self.taps, self._tap_groups = spread_taps(groups, taps_per_group)
+        self._tightness = tightness
+        if len(self.taps) != summaries.low.shape[0]:
+            raise ConfigError(f"summaries of {summaries.low.shape[0]} layers for {len(self.taps)} taps", "selector")
+
+    def score(self, view: View) -> Float32 | None:
+        if view.queries is None:
+            return None
+        kv_heads, head_dim = self.summaries.low.shape[2:]
+        units = -(-view.length // self.unit)
+        mass = np.empty((group_count(self.groups), kv_heads, units), np.float32)
+        score_pages(
+            np.ascontiguousarray(view.queries, np.float32) * np.float32(head_dim**-0.5),
+            self.summaries.low,
+            self.summaries.high,
+            self._tap_groups,
+            view.pages,
+            self.summaries.per_page,
+            self._tightness,
+            mass,
+            np.empty(units, np.float32),
+        )
+        return mass
+
+    def settle(self, view: View, entries: Int32) -> None:
+        """Nothing is remembered."""
+
+    def forget(self, sequence_id: int) -> None:
+        """Summaries belong to pages, not to sequences."""

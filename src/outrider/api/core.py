@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -36,6 +36,7 @@ class Options:
     dtype: str = "auto"
     device: str = "auto"
     revision: str | None = None
+    backend: Literal["auto", "compiled", "reference"] = "auto"  # which decoder runs the model (models/build.py)
     engine: EngineConfig = field(default_factory=EngineConfig)
     speculative: SpeculativeConfig | None = None  # None: plain decoding
     context: ContextConfig | None = None
@@ -48,7 +49,7 @@ class Options:
         options: Mapping[str, Any],
     ) -> Options:
         """Check every key by name; "auto" speculation is the best set known for the model (resolve.py)."""
-        own = {key: options[key] for key in ("dtype", "device", "revision") if key in options}
+        own = {key: options[key] for key in ("dtype", "device", "revision", "backend") if key in options}
         engine = {key: value for key, value in options.items() if key not in own}
         if speculative_config == "auto":
             speculative: SpeculativeConfig | None = SpeculativeConfig()
@@ -82,6 +83,7 @@ class Core:
             device=options.device,
             kv_dtype=engine.kv_cache_dtype,
             threads=engine.threads,
+            backend=options.backend,
         )
         self.resolved: Resolved = resolve(self.decoder, options)
         self.config = replace(engine, max_model_len=self.resolved.max_model_len)

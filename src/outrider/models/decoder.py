@@ -33,6 +33,7 @@ class ReferenceDecoder:
         """`tensors` by canonical name, all of one floating point type on one device; see `build`."""
         self.spec, self.taps, self.tensors, self.kv_dtype = spec, taps, tensors, kv_dtype
         self.device, self.dtype = tensors["embed"].device, tensors["embed"].dtype
+        self.weight_bytes = sum(tensor.nbytes for tensor in tensors.values())
         self.rows: ops.Rows = ops.RowByRow() if self.device.type == "cpu" else ops.AllRows()
         self.layers = [Layer(spec, _under(tensors, f"layers.{i}.")) for i in range(spec.num_layers)]
 
@@ -56,11 +57,6 @@ class ReferenceDecoder:
             raise ConfigError(f"taps {wrong} are not layers of the model; use 0 to {spec.num_layers - 1}", "taps")
         tensors = {name: _place(weights[name].dense(), torch_dtype, device) for name in weights}
         return cls(spec, tensors, kept, tuple(taps))
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of all weights as they are held."""
-        return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def new_cache(self, num_pages: int, page_size: int) -> TorchCache:
         """An empty cache for this decoder, on its device."""

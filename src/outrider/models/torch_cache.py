@@ -63,11 +63,7 @@ class TorchCache:
             return tuple(torch.zeros(*pages, p.shape[-1], dtype=p.dtype, device=device) for p in sample)
 
         self.k, self.v = planes(), planes()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all keys and values, scales included."""
-        return sum(plane.nbytes for plane in self.k + self.v)
+        self.nbytes = sum(plane.nbytes for plane in self.k + self.v)
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Store k and v [rows, kv_heads, d] of one layer at physical slots [rows]."""

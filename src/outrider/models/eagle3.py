@@ -1,0 +1,287 @@
+"""An EAGLE-3 head: one transformer layer over fused hidden states of the target (arXiv 2503.01840).
+
+The module's parameter names are those of the public checkpoints, so that a state dict is a checkpoint. Reading and
+writing folders is eagle3_files.py. The same head drafts tokens and, by its attention, points at context.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from outrider.errors import ModelError
+from outrider.kernels import reference as ops
+from outrider.models import hf_config
+from outrider.models.rope import rope_from_config, rope_tables
+from outrider.models.spec import DecoderSpec, Rope
+
+ARCHITECTURES = ("LlamaForCausalLM", "LlamaForCausalLMEagle3", "Eagle3Speculator", "Eagle3DraftModel")
+
+#: What heads trained without these fields mean by their absence: Llama's first values, not the target's.
+DEFAULT_THETA = 10000.0
+DEFAULT_POSITIONS = 2048
+
+REFUSED = ("norm_before_fc", "fc_norm", "norm_output")
+
+
+@dataclass(frozen=True)
+class Eagle3Spec:
+    """Shape of a head. `taps` are the target's layers (0-based) whose output it is fed with, low to high."""
+
+    hidden_size: int
+    vocab_size: int
+    draft_vocab_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    taps: tuple[int, ...]
+    max_positions: int = DEFAULT_POSITIONS
+    norm_eps: float = 1e-6
+    activation: str = "silu"
+    rope: Rope = field(default_factory=lambda: Rope(theta=DEFAULT_THETA))
+    attention_bias: bool = False
+    norm_before_residual: bool = False  # True: the residual is the normed state (speculators' heads)
+
+
+def default_taps(num_layers: int) -> tuple[int, int, int]:
+    """The published choice: layers 1, L // 2 - 1 and L - 4, held inside small targets."""
+    low, middle, high = (min(max(tap, 0), num_layers - 1) for tap in (1, num_layers // 2 - 1, num_layers - 4))
+    return low, middle, high
+
+
+def spec_from_config(config: Mapping[str, Any], target: DecoderSpec) -> Eagle3Spec:
+    """The spec of a head's config.json, in either public layout. ModelError where it does not suit this target."""
+    speculators = "speculators_model_type" in config
+    layer = config["transformer_layer_config"] if speculators else config
+    _refuse(config, layer)
+    num_heads, num_kv_heads = hf_config.heads(layer)
+    hidden = hf_config.integer(layer, "hidden_size")
+    vocab = hf_config.integer(layer, "vocab_size")
+    _match("hidden_size", hidden, target.hidden_size)
+    _match("target_hidden_size", hf_config.integer(config, "target_hidden_size", hidden), target.hidden_size)
+    _match("vocab_size", vocab, target.vocab_size)
+    positions = hf_config.integer(layer, "max_position_embeddings", DEFAULT_POSITIONS)
+    return Eagle3Spec(
+        hidden_size=hidden,
+        vocab_size=vocab,
+        draft_vocab_size=hf_config.integer(config, "draft_vocab_size", vocab),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=hf_config.integer(layer, "head_dim", hidden // num_heads),
+        intermediate_size=hf_config.integer(layer, "intermediate_size"),
+        taps=_taps(config, speculators, target.num_layers),
+        max_positions=positions,
+        norm_eps=hf_config.real(layer, "rms_norm_eps", 1e-6),
+        activation=hf_config.activation(layer, "hidden_act", "silu"),
+        rope=rope_from_config({**layer, "max_position_embeddings": positions}, DEFAULT_THETA),
+        attention_bias=hf_config.truth(layer, "attention_bias", False),
+        norm_before_residual=hf_config.truth(config, "norm_before_residual", speculators),
+    )
+
+
+def _refuse(config: Mapping[str, Any], layer: Mapping[str, Any]) -> None:
+    hf_config.refuse_unsupported(layer)
+    kind = config.get("speculators_model_type", "eagle3")
+    named = set(config.get("architectures") or ARCHITECTURES[:1])
+    if kind != "eagle3" or not named & set(ARCHITECTURES):
+        raise ModelError(f"the head's config.json names {kind}, {sorted(named)}: not an EAGLE-3 head that is supported")
+    if (layers := layer.get("num_hidden_layers", 1)) != 1:
+        raise ModelError(f"a head of {layers} layers is not supported; supported: EAGLE-3 heads of one layer")
+    for key in REFUSED:
+        if config.get(key):
+            raise ModelError(f"the head's config.json: {key} = {config[key]!r} is not supported; supported: false")
+
+
+def _match(field: str, head: int, target: int) -> None:
+    if head != target:
+        raise ModelError(
+            f"the head's {field} is {head}, the target's is {target}; use a head that was trained for this target"
+        )
+
+
+def _taps(config: Mapping[str, Any], speculators: bool, num_layers: int) -> tuple[int, ...]:
+    """The tapped layers. Speculators count states, of which the first is the embedding; others count layers."""
+    key = "eagle_aux_hidden_state_layer_ids"
+    ids = config.get(key) or (config.get("eagle_config") or {}).get(key)
+    if not ids:
+        return default_taps(num_layers)
+    taps = tuple(int(i) - speculators for i in ids)
+    if len(taps) != 3 or min(taps) < 0 or max(taps) >= num_layers:
+        raise ModelError(f"the head asks for states {list(ids)}; supported: three layers of the target's {num_layers}")
+    return taps
+
+
+class HeadKV(NamedTuple):
+    """Keys and values that a head has seen: both [batch, kv_heads, entries, head_dim]."""
+
+    k: Tensor
+    v: Tensor
+
+
+class HeadStep(NamedTuple):
+    """What one pass of a head gives; slot t stands for token t + 1, its logits are of token t + 2."""
+
+    h: Tensor  # [batch, rows, hidden]: fed back in place of the fused states, to draft further
+    logits: Tensor  # [batch, rows, draft vocabulary]
+    kv: HeadKV  # all entries, this pass's included
+    weights: Tensor | None  # [batch, heads, rows, entries] attention weights, where asked for
+
+
+class Eagle3Head(nn.Module):
+    """The head's weights and forward pass. A new one has random weights and drafts the given tokens."""
+
+    d2t: Tensor  # [draft vocabulary] int64: target id - draft id
+    t2d: Tensor  # [vocabulary] bool: whether the head can draft a token
+
+    def __init__(self, spec: Eagle3Spec, tokens: Sequence[int] | None = None) -> None:
+        """`tokens`: the target ids that the head drafts, ascending; None: the first draft_vocab_size ones."""
+        super().__init__()
+        self.spec = spec
+        self.fc = nn.Linear(len(spec.taps) * spec.hidden_size, spec.hidden_size, bias=False)
+        self.midlayer = Midlayer(spec)
+        self.norm = Norm(spec.hidden_size, spec.norm_eps)
+        self.lm_head = nn.Linear(spec.hidden_size, spec.draft_vocab_size, bias=False)
+        self.embed_tokens: Embedding | None = None  # the target's embedding, unless a checkpoint brings its own
+        kept = torch.arange(spec.draft_vocab_size) if tokens is None else torch.tensor(list(tokens))
+        self.register_buffer("d2t", kept - torch.arange(len(kept)))
+        self.register_buffer("t2d", torch.zeros(spec.vocab_size, dtype=torch.bool).index_fill(0, kept, True))
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """g [..., hidden] of the target's tapped states [taps, ..., hidden], as Result.features holds them."""
+        return self.fc(torch.cat(features.unbind(0), dim=-1))
+
+    def step(
+        self,
+        states: Tensor,
+        embeddings: Tensor,
+        positions: Tensor,
+        kv: HeadKV | None = None,
+        mask: Tensor | None = None,
+        want_weights: bool = False,
+    ) -> HeadStep:
+        """One pass over rows that follow the entries of `kv`; differentiable.
+
+        states: g of `fuse`, or h of an earlier step, [batch, rows, hidden]. embeddings: of the token one ahead, same
+        shape. positions [batch, rows] of the states. mask: bool, broadcast to [batch, heads, rows, entries + rows],
+        True where a row may read; None is causal.
+        """
+        h, kv, weights = self.midlayer(states, embeddings, positions, kv, mask)
+        return HeadStep(h, self.lm_head(self.norm(h)), kv, weights if want_weights else None)
+
+    def target_ids(self, draft_ids: Tensor) -> Tensor:
+        """Target token ids of draft token ids."""
+        return draft_ids + self.d2t[draft_ids]
+
+
+class Norm(nn.Module):
+    """RMS norm."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.rms_norm(x, self.weight, self.eps)
+
+
+class Embedding(nn.Module):
+    """An embedding of the head's own: frozen, because heads are trained on the target's."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.weight[tokens]
+
+
+class Midlayer(nn.Module):
+    """The one layer: attention over [embedding, state] of double width, then a gated MLP."""
+
+    def __init__(self, spec: Eagle3Spec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.input_layernorm = Norm(spec.hidden_size, spec.norm_eps)
+        self.hidden_norm = Norm(spec.hidden_size, spec.norm_eps)
+        self.post_attention_layernorm = Norm(spec.hidden_size, spec.norm_eps)
+        self.self_attn = HeadAttention(spec)
+        self.mlp = GatedMLP(spec)
+
+    def forward(
+        self, states: Tensor, embeddings: Tensor, positions: Tensor, kv: HeadKV | None, mask: Tensor | None
+    ) -> tuple[Tensor, HeadKV, Tensor]:
+        """The residual stream, all entries so far and the attention weights."""
+        normed = self.hidden_norm(states)
+        residual = normed if self.spec.norm_before_residual else states
+        x = torch.cat([self.input_layernorm(embeddings), normed], dim=-1)
+        attended, kv, weights = self.self_attn(x, positions, kv, mask)
+        h = residual + attended
+        return h + self.mlp(self.post_attention_layernorm(h)), kv, weights
+
+
+class HeadAttention(nn.Module):
+    """Grouped-query attention whose inputs are twice as wide as its output."""
+
+    def __init__(self, spec: Eagle3Spec) -> None:
+        super().__init__()
+        self.spec = spec
+        wide, query, kv = 2 * spec.hidden_size, spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        self.q_proj = nn.Linear(wide, query, bias=spec.attention_bias)
+        self.k_proj = nn.Linear(wide, kv, bias=spec.attention_bias)
+        self.v_proj = nn.Linear(wide, kv, bias=spec.attention_bias)
+        self.o_proj = nn.Linear(query, spec.hidden_size, bias=spec.attention_bias)
+
+    def forward(
+        self, x: Tensor, positions: Tensor, kv: HeadKV | None, mask: Tensor | None
+    ) -> tuple[Tensor, HeadKV, Tensor]:
+        """Attended rows [batch, rows, hidden], all entries, weights [batch, heads, rows, entries]."""
+        q, k, v = (
+            project(x).view(*x.shape[:2], -1, self.spec.head_dim) for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        q, k = self._rotate(q, positions), self._rotate(k, positions)
+        kv = _extend(kv, HeadKV(k.transpose(1, 2), v.transpose(1, 2)))
+        groups = self.spec.num_heads // self.spec.num_kv_heads
+        keys, values = (part.repeat_interleave(groups, dim=1) for part in kv)
+        scores = (q.transpose(1, 2) @ keys.transpose(2, 3)).float() / math.sqrt(self.spec.head_dim)
+        reads = _causal(scores) if mask is None else mask
+        weights = torch.softmax(scores.masked_fill(~reads, -math.inf), dim=-1)
+        attended = (weights.to(values.dtype) @ values).transpose(1, 2).flatten(2)
+        return self.o_proj(attended), kv, weights
+
+    def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        tables = rope_tables(self.spec.rope, self.spec.head_dim, positions.flatten().cpu().numpy())
+        cos, sin = (torch.from_numpy(table).to(x.device) for table in tables)
+        return ops.rotate(x.flatten(0, 1), cos, sin).view_as(x)
+
+
+class GatedMLP(nn.Module):
+    """down(act(gate(x)) * up(x))."""
+
+    def __init__(self, spec: Eagle3Spec) -> None:
+        super().__init__()
+        self.activate = ops.ACTIVATIONS[spec.activation]
+        self.gate_proj = nn.Linear(spec.hidden_size, spec.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(spec.hidden_size, spec.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(spec.intermediate_size, spec.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.activate(self.gate_proj(x)) * self.up_proj(x))
+
+
+def _extend(kv: HeadKV | None, new: HeadKV) -> HeadKV:
+    if kv is None:
+        return new
+    return HeadKV(torch.cat([kv.k, new.k], dim=2), torch.cat([kv.v, new.v], dim=2))
+
+
+def _causal(scores: Tensor) -> Tensor:
+    """Rows read every earlier entry and themselves: bool [rows, entries]."""
+    rows, entries = scores.shape[-2:]
+    return torch.ones(rows, entries, dtype=torch.bool, device=scores.device).tril(entries - rows)

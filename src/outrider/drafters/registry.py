@@ -50,8 +50,10 @@ def create_drafters(entries: Sequence[Any], host: Host) -> list[Drafter]:
 
 
 def create_drafter(entry: Any, host: Host) -> Drafter:
-    """The drafter that a name, model path or table {"name": ..., options} asks for."""
-    name, options = _read(entry, host)
+    """The drafter that a name, model path or table {"name": ..., options} asks for; a drafter object is taken as it is."""
+    if hasattr(entry, "propose"):
+        return entry
+    name, options = _read(entry)
     kind = find(name)
     return kind.build(from_mapping(kind.Options, options, f"drafter {name!r}"), host)
 
@@ -74,10 +76,10 @@ def find(name: str) -> DrafterType:
     raise ConfigError(f"unknown drafter {name!r}; {hint} (a model is given by its path or hub id)", "drafters")
 
 
-def _read(entry: Any, host: Host) -> tuple[str, Mapping[str, Any]]:
+def _read(entry: Any) -> tuple[str, Mapping[str, Any]]:
     """(name, options) of an entry as a user typed it."""
     if isinstance(entry, str):
-        return ("model", {"path": entry}) if _is_model(entry, host) else (entry, {})
+        return ("model", {"path": entry}) if _is_model(entry) else (entry, {})
     if isinstance(entry, Mapping):
         options = dict(entry)
         name = options.pop("name", None)
@@ -86,10 +88,11 @@ def _read(entry: Any, host: Host) -> tuple[str, Mapping[str, Any]]:
     raise ConfigError(f'drafter {entry!r} is refused; use a name, a model path or {{"name": ..., options}}', "drafters")
 
 
-def _is_model(name: str, host: Host) -> bool:
-    return (
-        name in host.aliases or "/" in name or name.endswith(".gguf") or (name not in BUILTIN and Path(name).is_dir())
-    )
+def _is_model(name: str) -> bool:
+    """Whether a name means a model: a path, a hub id, or an alias that no drafter bears."""
+    if "/" in name or name.endswith(".gguf"):
+        return True
+    return name not in BUILTIN and (Path(name).is_dir() or name in aliases())
 
 
 def _distinct(name: str, taken: set[str]) -> str:

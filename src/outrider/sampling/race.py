@@ -23,9 +23,11 @@ _MIX_A = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_B = np.uint64(0x94D049BB133111EB)
 _S27, _S30, _S31, _S11 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(11)
 
+_BLOCK = 2048  # tokens whose weights are computed at a time
 _ROUNDER = 1.5 * 2.0**52  # adding it rounds a small float64 to an integer held in the low mantissa bits
 _LOG2E = 1.4426950408889634
 _LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
+_NOTHING = np.uint32(0x007FFFFF)  # the order key of -inf
 _SMALLEST = -708.0  # exp below this is no longer a normal float64 and counts as zero
 
 
@@ -73,18 +75,45 @@ def race(p: Float64, key: np.uint64) -> int:
 
 
 @njit(cache=True, nogil=True)
+def _order_keys(logits: Float32, size: int) -> NDArray[np.uint32]:
+    """Integers in the order of the logits; equal logits have equal keys, NaN is as low as -inf."""
+    keys = np.empty(size, np.uint32)
+    floats = keys.view(np.float32)
+    for i in range(size):
+        value = logits[i]
+        floats[i] = value + np.float32(0.0) if value == value else np.float32(-np.inf)
+    for i in range(size):
+        sign = np.uint32(0) - (keys[i] >> np.uint32(31))
+        keys[i] ^= sign | np.uint32(0x80000000)
+    return keys
+
+
+@njit(cache=True, nogil=True)
 def best_token(logits: Float32, vocab_size: int) -> int:
     """The lowest id below `vocab_size` with the greatest logit; -1 when all are -inf or NaN."""
-    winner, most = -1, np.float32(-np.inf)
-    for token in range(min(vocab_size, logits.shape[0])):
-        if logits[token] > most:
-            winner, most = token, logits[token]
-    return winner
+    return _first_greatest(_order_keys(logits, min(vocab_size, logits.shape[0])))
+
+
+@njit(cache=True, nogil=True)
+def _first_greatest(keys: NDArray[np.uint32]) -> int:
+    """Index of the greatest key, the first of equals; -1 when none stands for more than -inf."""
+    most = _NOTHING
+    for i in range(keys.shape[0]):
+        most = max(most, keys[i])
+    if most == _NOTHING:
+        return -1
+    for i in range(keys.shape[0]):
+        if keys[i] == most:
+            return i
+    return -1
 
 
 @njit(cache=True, nogil=True)
 def _exponentiate(x: Float64, scratch: Float64) -> None:
-    """x[i] = exp(x[i]) in place for x <= 0: 2^k * P(r), relative error below 1e-15, in loops that vectorise."""
+    """x[i] = exp(x[i]) in place for x <= 0: 2^k * P(r), relative error below 1e-15, in loops that vectorise.
+
+    scratch: float64 of the same length; short arrays stay in the cache.
+    """
     for i in range(x.shape[0]):
         value = x[i]
         value = value if value > _SMALLEST else _SMALLEST
@@ -112,20 +141,6 @@ def _exponentiate(x: Float64, scratch: Float64) -> None:
         bits[i] = (bits[i] + 1023) << 52
     for i in range(x.shape[0]):
         x[i] *= scratch[i]
-
-
-@njit(cache=True, nogil=True)
-def _order_keys(logits: Float32, size: int) -> NDArray[np.uint32]:
-    """Integers in the order of the logits; equal logits have equal keys, NaN is as low as -inf."""
-    keys = np.empty(size, np.uint32)
-    floats = keys.view(np.float32)
-    for i in range(size):
-        value = logits[i]
-        floats[i] = value + np.float32(0.0) if value == value else np.float32(-np.inf)
-    for i in range(size):
-        sign = np.uint32(0) - (keys[i] >> np.uint32(31))
-        keys[i] ^= sign | np.uint32(0x80000000)
-    return keys
 
 
 @njit(cache=True, nogil=True)
@@ -167,28 +182,52 @@ def probabilities(
     """
     p = np.zeros(logits.shape[0], np.float64)
     size = min(vocab_size, logits.shape[0])
-    best = best_token(logits, size)
+    keys = _order_keys(logits, size)
+    best = _first_greatest(keys)
     if best < 0:
         return p
     live = p[:size]
-    top = np.float64(logits[best])
-    for i in range(size):
-        value = np.float64(logits[i])
-        live[i] = 0.0 if value == top else ((value - top) / temperature if value < top else -np.inf)
-    _exponentiate(live, np.empty(size, np.float64))
+    _weigh(live, logits, logits[best], 1.0 / temperature)
     if min_p > 0.0:
         for i in range(size):
             live[i] = live[i] if live[i] >= min_p else 0.0
-    if 0 < top_k < size or top_p < 1.0:
-        keys = _order_keys(logits, size)
-        if 0 < top_k < size:
-            _keep_from(live, keys, _threshold(keys, np.ones(size, np.float64), float(top_k)))
-        if top_p < 1.0:
-            _keep_from(live, keys, _threshold(keys, live, top_p * live.sum()))
-    total = live.sum()
+    if 0 < top_k < size:
+        _keep_from(live, keys, _threshold(keys, np.broadcast_to(np.ones(1), (size,)), float(top_k)))
+    if top_p < 1.0:
+        _keep_from(live, keys, _threshold(keys, live, top_p * _total(live)))
+    scale = 1.0 / _total(live)
     for i in range(size):
-        live[i] /= total
+        live[i] *= scale
     return p
+
+
+@njit(cache=True, nogil=True)
+def _weigh(weights: Float64, logits: Float32, top: float, inverse_temperature: float) -> None:
+    """weights[i] = exp((logits[i] - top) / temperature), so that the best token weighs 1; NaN weighs nothing."""
+    scratch = np.empty(_BLOCK, np.float64)
+    for start in range(0, weights.shape[0], _BLOCK):
+        block = weights[start : start + _BLOCK]
+        for i in range(block.shape[0]):
+            block[i] = (np.float64(logits[start + i]) - top) * inverse_temperature
+        _exponentiate(block, scratch[: block.shape[0]])
+    if top == np.inf:
+        for i in range(weights.shape[0]):
+            weights[i] = 1.0 if logits[i] == top else 0.0
+
+
+@njit(cache=True, nogil=True)
+def _total(x: Float64) -> float:
+    """The sum of x in a fixed order: four interleaved partial sums."""
+    a, b, c, d = 0.0, 0.0, 0.0, 0.0
+    whole = x.shape[0] & ~3
+    for i in range(0, whole, 4):
+        a += x[i]
+        b += x[i + 1]
+        c += x[i + 2]
+        d += x[i + 3]
+    for i in range(whole, x.shape[0]):
+        a += x[i]
+    return (a + b) + (c + d)
 
 
 @njit(cache=True, nogil=True)

@@ -59,7 +59,8 @@ class DecoderSpec:
 class Weight(Protocol):
     """One matrix or vector as it was stored; matrices are [out, in]."""
 
-    shape: tuple[int, ...]
+    @property
+    def shape(self) -> tuple[int, ...]: ...
 
     def dense(self) -> Float32:
         """The values in fp32, row-major."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -119,6 +119,3 @@ class _Generation(Extension):
         line = next(parser.stream).lineno
         body: Sequence[nodes.Node] = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.Scope(list(body)).set_lineno(line)
-
-
-TemplateVariables = Callable[[], Mapping[str, Any]]

@@ -67,7 +67,7 @@ def read_gguf(path: Path) -> GGUFFile:
         raise ModelError(f"{path} does not exist; check the path") from None
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read ({error}); check the file and its permissions") from None
-    cursor = _Cursor(memoryview(data), path)
+    cursor = _Cursor(data.data, path)
     try:
         return _parse(cursor, data)
     except (struct.error, UnicodeDecodeError, ValueError, IndexError, OverflowError, MemoryError):
@@ -87,7 +87,7 @@ def _parse(cursor: _Cursor, data: NDArray[np.uint8]) -> GGUFFile:
     entries = [_tensor_entry(cursor) for _ in range(cursor.fits(tensor_count))]
     alignment = int(fields.get("general.alignment", DEFAULT_ALIGNMENT))
     start = math.ceil(cursor.at / alignment) * alignment
-    tensors = {name: _tensor(cursor.path, data, start, name, *entry) for name, *entry in entries}
+    tensors = {entry[0]: _tensor(cursor.path, data, start, *entry) for entry in entries}
     return GGUFFile(cursor.path, fields, tensors)
 
 

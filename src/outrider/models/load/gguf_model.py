@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
@@ -114,7 +113,7 @@ class GGUFWeight:
 
 def config_of(file: GGUFFile) -> dict[str, Any]:
     """The config.json that this file's model would have. ModelError for an architecture that is not supported."""
-    architecture = file.fields.get("general.architecture")
+    architecture = str(file.fields.get("general.architecture"))
     if architecture not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise ModelError(f"{file.path} has architecture {architecture!r}, which is not supported; supported: {known}")
@@ -231,7 +230,7 @@ def _refuse_unreadable(file: GGUFFile, tensor: GGUFTensor) -> None:
 
 
 def half_split_order(rows: int, heads: int) -> NDArray[np.int64]:
-    """Which stored row is row i in half-split RoPE order, where the file stores rows 0, d/2, 1, d/2 + 1, ... per head."""
+    """Stored row of each row in half-split RoPE order, where every head's rows are stored as 0, d/2, 1, d/2 + 1, ..."""
     return np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1)
 
 
@@ -241,6 +240,3 @@ def quantisation_of(weights: Mapping[str, GGUFWeight]) -> dict[str, int]:
     for weight in weights.values():
         totals[weight.kind] = totals.get(weight.kind, 0) + weight.nbytes
     return dict(sorted(totals.items(), key=lambda item: -item[1]))
-
-
-FLOATS = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)

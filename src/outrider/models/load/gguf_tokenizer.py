@@ -141,11 +141,10 @@ def _words(pattern: str | None) -> pre_tokenizers.PreTokenizer:
     if pattern is None:
         return pre_tokenizers.ByteLevel(add_prefix_space=False)
     if pattern == "digits":
-        first, own_words = pre_tokenizers.Digits(individual_digits=True), True
-    else:
-        first, own_words = pre_tokenizers.Split(Regex(pattern), "isolated"), False
-    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=own_words)
-    return pre_tokenizers.Sequence([first, letters])
+        own_words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), own_words])
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), letters])
 
 
 def _sentencepiece(file: GGUFFile, own: Mapping[str, Any], pieces: Sequence[str], types: Sequence[int]) -> Backend:

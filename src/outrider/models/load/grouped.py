@@ -1,8 +1,8 @@
 """From stored blocks to scale * q + minimum per 32 inputs, vectorised over rows.
 
 Exact, bit for bit what the file says: Q4_0, Q4_1, Q4_K (4 bits), Q8_0 and Q5_0 (8 bits).
-Requantised to int8 with one scale per 32 inputs, each value within half a step of that scale (largest magnitude of
-the 32 / 127): Q5_1 and Q5_K (their minimum does not fit the 8-bit form) and Q6_K (which has a scale per 16).
+Requantised to int8 with one scale per 32 inputs (the largest of their magnitudes / 127), each value within half a step
+of that scale: Q5_1 and Q5_K (their minimum does not fit the 8-bit form) and Q6_K (which has a scale per 16).
 Other types have no such form: `grouped` returns None and the dense values are used.
 Block layouts: ggml's block_q4_0 ... block_q6_K.
 """
@@ -10,6 +10,7 @@ Block layouts: ggml's block_q4_0 ... block_q6_K.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -78,7 +79,7 @@ def _q8_0(blocks: Bytes) -> Part:
 
 def _fifth_bits(packed: Bytes) -> Bytes:
     """[blocks, 4] bytes -> [blocks, 32]: 16 where the bit is set."""
-    return np.unpackbits(packed, axis=-1, bitorder="little") << 4
+    return np.left_shift(np.unpackbits(packed, axis=-1, bitorder="little"), 4, dtype=np.uint8)
 
 
 def _q5_0(blocks: Bytes) -> Part:
@@ -136,7 +137,7 @@ def _requantise(q: Bytes | NDArray[np.int8], scale: Float32, minimum: Float32 | 
     return np.rint(values, out=values).astype(np.int8), step, None
 
 
-UNPACK: dict[GGMLQuantizationType, tuple[Callable[[Bytes], Part], int]] = {
+UNPACK: dict[GGMLQuantizationType, tuple[Callable[[Bytes], Part], Literal[4, 8]]] = {
     GGMLQuantizationType.Q4_0: (_q4_0, 4),
     GGMLQuantizationType.Q4_1: (_q4_1, 4),
     GGMLQuantizationType.Q4_K: (_q4_k, 4),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +53,7 @@ def load_model(
             f"{found.path}: the tokenizer has {tokenizer.vocab_size} tokens, the model {spec.vocab_size}; "
             "the files do not belong together"
         )
+    spec = dataclasses.replace(spec, num_tokens=tokenizer.vocab_size, eos_token_ids=tokenizer.eos_token_ids)
     return LoadedModel(name, spec, weights, tokenizer, found.path, found.source)
 
 
@@ -63,9 +63,7 @@ Parts = tuple[DecoderSpec, Weights, Tokenizer]
 def _load_gguf(path: Path) -> Parts:
     file = read_gguf(path)
     config = config_of(file)
-    tokenizer = gguf_tokenizer(file)
-    spec = family_of(config).spec_from_config({**config, "eos_token_id": list(tokenizer.eos_token_ids)})
-    return spec, weights_of(file, config), tokenizer
+    return family_of(config).spec_from_config(config), weights_of(file, config), gguf_tokenizer(file)
 
 
 def _load_folder(folder: Path) -> Parts:
@@ -74,9 +72,4 @@ def _load_folder(folder: Path) -> Parts:
     spec = family.spec_from_config(config)
     weights = folder_weights(folder, family.tensor_names(spec))
     tokenizer = folder_tokenizer(folder, spec.eos_token_ids)
-    return _with_ends(spec, tokenizer.eos_token_ids), weights, tokenizer
-
-
-def _with_ends(spec: DecoderSpec, ends: Sequence[int]) -> DecoderSpec:
-    """The spec with the same end tokens as the tokenizer."""
-    return dataclasses.replace(spec, eos_token_ids=tuple(ends))
+    return spec, weights, tokenizer

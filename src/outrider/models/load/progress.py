@@ -21,10 +21,16 @@ def progress_bar() -> Iterator[Progress]:
     from rich.progress import Progress as Bar
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+    bar = Bar(*columns, console=Console(stderr=True), transient=True)
 
-        def report(message: str, done: int, total: int) -> None:
-            task = bar.task_ids[0] if bar.task_ids else bar.add_task(message)
-            bar.update(task, description=message, completed=done, total=total)
+    def report(message: str, done: int, total: int) -> None:
+        if not bar.task_ids:
+            bar.start()
+        task = bar.task_ids[0] if bar.task_ids else bar.add_task(message)
+        bar.update(task, description=message, completed=done, total=total)
 
+    try:
         yield report
+    finally:
+        if bar.task_ids:
+            bar.stop()

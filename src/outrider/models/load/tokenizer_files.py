@@ -68,7 +68,7 @@ def _from_gpt2_files(folder: Path, settings: Mapping[str, Any], named: Mapping[s
     vocabulary = read_json(folder / "vocab.json")
     try:
         lines = (folder / "merges.txt").read_text(encoding="utf-8").splitlines()
-        merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+        merges = [_pair(line) for line in lines if line and not line.startswith("#version")]
         backend = Backend(models.BPE(vocab=vocabulary, merges=merges))
     except Exception as error:  # the library raises a bare Exception
         raise ModelError(
@@ -82,6 +82,11 @@ def _from_gpt2_files(folder: Path, settings: Mapping[str, Any], named: Mapping[s
         pair = (start, backend.token_to_id(start))
         backend.post_processor = processors.TemplateProcessing(single=[start, "$A"], special_tokens=[pair])
     return backend
+
+
+def _pair(line: str) -> tuple[str, str]:
+    left, right = line.split(" ")
+    return left, right
 
 
 def _declare(backend: Backend, settings: Mapping[str, Any]) -> None:

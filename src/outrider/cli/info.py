@@ -1,0 +1,89 @@
+"""`outrider info MODEL`: what a model is, resolved: family, shape, size, quantisation, tokenizer."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from outrider.models.load import LoadedModel
+
+
+def info(
+    model: Annotated[str, typer.Argument(help="Alias, folder, .gguf file or hub id; fetched where needed.")],
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")] = None,
+) -> None:
+    """Show what a model is.
+
+    Example: outrider info smollm2-135m --json
+    """
+    from outrider.models.load import load_model
+    from outrider.models.load.progress import progress_bar
+
+    with progress_bar() as progress:
+        facts = describe(load_model(model, revision=revision, progress=progress))
+    if json_output:
+        print(json.dumps(facts, ensure_ascii=False))
+    else:
+        print_table(facts)
+
+
+def describe(loaded: LoadedModel) -> dict[str, Any]:
+    """The facts as JSON types. Sizes in bytes, context in tokens."""
+    spec, tokenizer = loaded.spec, loaded.tokenizer
+    stored = [(str(getattr(w, "kind", "float32")), int(getattr(w, "nbytes", 0))) for w in loaded.weights.values()]
+    kinds: dict[str, int] = {}
+    for kind, size in stored:
+        kinds[kind] = kinds.get(kind, 0) + size
+    return {
+        "model": loaded.name,
+        "source": loaded.source,
+        "path": str(loaded.path),
+        "family": spec.family,
+        "layers": spec.num_layers,
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": spec.intermediate_size,
+        "heads": spec.num_heads,
+        "kv_heads": spec.num_kv_heads,
+        "head_dim": spec.head_dim,
+        "context": spec.max_positions,
+        "sliding_window": spec.sliding_window,
+        "rope": None if spec.rope is None else {"kind": spec.rope.kind, "theta": spec.rope.theta, **spec.rope.scaling},
+        "tied_embeddings": spec.tied,
+        "parameters": sum(math.prod(weight.shape) for weight in loaded.weights.values()),
+        "weight_bytes": sum(size for _, size in stored),
+        "stored_as": dict(sorted(kinds.items(), key=lambda item: -item[1])),
+        "kv_values_per_token": 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim,
+        "vocabulary": spec.vocab_size,
+        "tokenizer_tokens": tokenizer.vocab_size,
+        "end_tokens": [{"id": token, "text": _text(tokenizer, token)} for token in tokenizer.eos_token_ids],
+        "chat_template": tokenizer.has_chat_template,
+    }
+
+
+def _text(tokenizer: Any, token: int) -> str:
+    return str(tokenizer.token_bytes(token).decode("utf-8", "replace"))
+
+
+def print_table(facts: dict[str, Any]) -> None:
+    """One fact a line."""
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        print(f"{name.replace('_', ' '):<{width}}  {_shown(name, value)}")
+
+
+def _shown(name: str, value: Any) -> str:
+    """A value for people."""
+    if name == "stored_as":
+        return ", ".join(f"{kind} {size / 1e6:.1f} MB" for kind, size in value.items())
+    if name == "end_tokens":
+        return ", ".join(f"{token['text']} ({token['id']})" for token in value) or "none"
+    if name == "rope" and value:
+        return ", ".join(f"{key} {number}" for key, number in value.items())
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
+    return f"{value:,}" if isinstance(value, int) else str(value)

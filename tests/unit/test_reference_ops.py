@@ -93,10 +93,23 @@ def test_visible_rows_of_a_chain_a_window_and_a_tree():
     assert tree.astype(int).tolist() == [[1, 1, 1, 0, 0], [0, 1, 1, 1, 0], [0, 1, 1, 0, 1]]
 
 
-def test_more_rows_than_ancestor_bits_are_a_chain():
-    count = ops.MAX_TREE_ROWS + 3
-    reads = ops.visible(batch([1] * count, ancestors=np.zeros(count, dtype=np.uint64)), 0, 1, None, 0)
+def test_causal_rows_beside_trees():
+    count = 70
+    reads = ops.visible(batch([1] * count, ancestors=np.full(count, ops.CAUSAL)), 0, 1, None, 0)
     assert np.array_equal(reads[:, 0], np.tri(count, dtype=bool))
+    hasty = np.array([0b111, 0b010, 0b101], dtype=np.uint64)
+    tree = ops.visible(batch([1, 2, 3], ancestors=hasty), 0, 1, None, 0)[:, 0]
+    assert tree.astype(int).tolist() == [[1, 0, 0], [0, 1, 0], [1, 0, 1]], "no row reads a later one"
+
+
+def test_best_stays_below_the_ids_that_text_can_stand_for():
+    best = decoder().forward(batch(TOKENS), decoder().new_cache(8, PAGE)).best
+    limit = int(best.max())
+    short = ReferenceDecoder.build(DecoderSpec(**{**SPEC.__dict__, "num_tokens": limit}), WEIGHTS)
+    result = short.forward(batch(TOKENS), short.new_cache(8, PAGE))
+    assert result.best.max() < limit
+    assert result.logits.shape == (len(TOKENS), SPEC.vocab_size)
+    assert np.array_equal(result.best, result.logits[:, :limit].argmax(-1))
 
 
 def test_selecting_everything_is_bitwise_full_attention():

@@ -21,8 +21,8 @@ from outrider.types import Batch
 Mask = NDArray[np.bool_]
 Out = TypeVar("Out", Tensor, tuple[Tensor, Tensor, Tensor])
 
-#: Rows of one sequence that the bits of Batch.ancestors can name; a longer run of rows is a chain.
-MAX_TREE_ROWS = 64
+#: Ancestors of a row that reads every row up to itself.
+CAUSAL = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -67,28 +67,31 @@ def sequence_slots(batch: Batch, s: int, page_size: int) -> NDArray[np.int64]:
 def visible(batch: Batch, s: int, kv_heads: int, window: int | None, group: int) -> Mask:
     """What each row of sequence s reads: [rows, kv_heads, committed entries + rows], in the order of sequence_slots.
 
-    The window counts entries, the row itself included; `group` is the layer's group in batch.selection. A selection
-    narrows the committed entries only: rows of this pass are always read.
+    The window counts positions, the row's own included; committed entry e stands at position e. `group` is the layer's
+    group in batch.selection, which narrows the committed entries only: rows of this pass are always read.
     """
-    context = int(batch.contexts[s])
-    among = _among_rows(batch, s)
+    context, among = int(batch.contexts[s]), _among_rows(batch, s)
     reads = np.concatenate([np.ones((len(among), context), dtype=bool), among], axis=1)
     if window is not None:
-        age = reads[:, ::-1].cumsum(axis=1)[:, ::-1]
-        reads = reads & (age <= window)
+        own = batch.positions[batch.row_starts[s] : batch.row_starts[s + 1]]
+        positions = np.concatenate([np.arange(context), own])
+        reads &= positions[None, :] > own[:, None] - window
     reads = np.repeat(reads[:, None, :], kv_heads, axis=1)
     reads[:, :, :context] &= _selected(batch, s, kv_heads, group, context)
     return reads
 
 
 def _among_rows(batch: Batch, s: int) -> Mask:
-    """Which rows of sequence s read which of its rows in this pass: [rows, rows], each always reads itself."""
+    """Which rows of sequence s read which of its rows in this pass: [rows, rows], none later, each itself."""
     start, stop = int(batch.row_starts[s]), int(batch.row_starts[s + 1])
-    count = stop - start
-    if batch.ancestors is None or count > MAX_TREE_ROWS:
-        return np.tri(count, dtype=bool)
-    bits = batch.ancestors[start:stop, None] >> np.arange(count, dtype=np.uint64)
-    return (bits & np.uint64(1)).astype(bool) | np.eye(count, dtype=bool)
+    causal = np.tri(stop - start, dtype=bool)
+    if batch.ancestors is None:
+        return causal
+    masks = batch.ancestors[start:stop, None]
+    named = np.zeros_like(causal)
+    width = min(stop - start, 64)
+    named[:, :width] = (masks >> np.arange(width, dtype=np.uint64)) & np.uint64(1)
+    return causal & ((masks == CAUSAL) | named | np.eye(stop - start, dtype=bool))
 
 
 def _selected(batch: Batch, s: int, kv_heads: int, group: int, context: int) -> Mask:

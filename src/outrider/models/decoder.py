@@ -100,7 +100,7 @@ class ReferenceDecoder:
     def _result(self, batch: Batch, x: Tensor, features: Sequence[Tensor]) -> Result:
         logits = self.rows.map(self._logits, x[self._indices(batch.logit_rows)])
         return Result(
-            best=logits.argmax(-1).cpu().numpy(),
+            best=logits[:, : self.spec.num_tokens].argmax(-1).cpu().numpy(),
             logits=logits.cpu().numpy() if batch.want_logits else None,
             features=torch.stack(list(features)).float().cpu().numpy() if features else None,
         )

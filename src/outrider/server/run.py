@@ -1,0 +1,159 @@
+"""Serve an application with uvicorn: slow clients bounded, SIGTERM drains, /metrics perhaps on a port of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from outrider.errors import ConfigError
+from outrider.server.app import create_app
+from outrider.server.backend import Backend
+from outrider.server.logs import setup_logs
+from outrider.server.metrics_app import create_metrics_app
+from outrider.server.settings import Settings
+from outrider.server.state import ServerState
+
+LAST_WORDS = 5  # seconds after the drain in which errors are told and connections closed
+
+
+def serve(backend: Backend, settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT; returns after the drain. Raises ConfigError when the port is taken."""
+    setup_logs(settings.log_level)
+    app = create_app(backend, settings)
+    sockets = [bind(settings.host, settings.port)]
+    server = make_server(app, settings)
+    asyncio.run(_serve_all(server, sockets, app.state.server))
+
+
+def make_server(app: FastAPI, settings: Settings) -> DrainingServer:
+    """The uvicorn server of an application."""
+
+    class Protocol(BoundedProtocol):
+        header_timeout = settings.read_timeout
+
+    config = uvicorn.Config(
+        app,
+        http=Protocol,
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=round(settings.drain_timeout) + LAST_WORDS,
+        h11_max_incomplete_event_size=64 << 10,
+    )
+    return DrainingServer(config, app.state.server, settings.drain_timeout)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; choose another port", "port") from None
+    listener.set_inheritable(True)
+    return listener
+
+
+class DrainingServer(uvicorn.Server):
+    """On the first signal nobody new gets in and the others may finish; a second SIGINT ends at once."""
+
+    def __init__(self, config: uvicorn.Config, state: ServerState, drain_timeout: float) -> None:
+        super().__init__(config)
+        self._state, self._drain_timeout = state, drain_timeout
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Remember the loop, which signal handlers need."""
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal came."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._state.gate.drain, self._drain_timeout)
+        if self.should_exit and sig == signal.SIGINT:
+            self.force_exit = True
+        self.should_exit = True  # the signal is not raised again: a drained server ends with status 0
+
+    def stop(self) -> None:
+        """What SIGTERM does, for callers in another thread."""
+        self.handle_exit(signal.SIGTERM, None)
+
+
+class SideServer(uvicorn.Server):
+    """A server that leaves signals to the main one."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Nothing is captured."""
+        yield
+
+
+class BoundedProtocol(H11Protocol):
+    """A uvicorn protocol that closes connections whose request headers do not arrive in time (slow-loris)."""
+
+    header_timeout = 30.0
+    _header_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """The first request's headers must arrive in time."""
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came: while they do not make a request, time runs."""
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._unwatch()
+        elif self._header_timer is None:
+            self._watch()
+
+    def on_response_complete(self) -> None:
+        """Between requests the keep-alive timeout applies."""
+        self._unwatch()
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """No timer outlives its connection."""
+        self._unwatch()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        self._header_timer = self.loop.call_later(self.header_timeout, self._give_up)
+
+    def _unwatch(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+    def _give_up(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
+            self.transport.close()
+
+
+async def _serve_all(server: DrainingServer, sockets: list[socket.socket], state: ServerState) -> None:
+    """The server, and beside it the one for metrics where it has its own port."""
+    if state.settings.metrics_port is None:
+        await server.serve(sockets)
+        return
+    listener = bind(state.settings.host, state.settings.metrics_port)
+    config = uvicorn.Config(create_metrics_app(state.metrics), log_config=None, access_log=False, ws="none")
+    metrics = SideServer(config)
+    beside = asyncio.create_task(metrics.serve([listener]))
+    await server.serve(sockets)
+    metrics.should_exit = True
+    await beside

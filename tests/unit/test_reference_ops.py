@@ -89,7 +89,8 @@ def test_visible_rows_of_a_chain_a_window_and_a_tree():
     window = ops.visible(batch([1, 2, 3], context=2), 0, 1, 2, 0)[:, 0]
     assert window.astype(int).tolist() == [[0, 1, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 1, 1]]
     bits = np.array([0b001, 0b011, 0b101], dtype=np.uint64)
-    tree = ops.visible(batch([1, 2, 3], 2, bits), 0, 1, 3, 0)[:, 0]
+    depths = np.array([2, 3, 3], dtype=np.int32)
+    tree = ops.visible(batch([1, 2, 3], 2, bits, positions=depths), 0, 1, 3, 0)[:, 0]
     assert tree.astype(int).tolist() == [[1, 1, 1, 0, 0], [0, 1, 1, 1, 0], [0, 1, 1, 0, 1]]
 
 

@@ -18,6 +18,7 @@ LAYERS = [
     {"api"},
     {"server", "cli", "bench", "distill"},
 ]
+PUBLIC = {"LLM": "api", "Service": "api", "SamplingParams": "types"}  # what `from outrider import ...` stands for
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 MODULES = sorted(SOURCE.rglob("*.py"))
 
@@ -45,14 +46,15 @@ def imported_parts(path: Path) -> set[str]:
             names |= {node.module} if node.module != "outrider" else {f"outrider.{a.name}" for a in node.names}
         elif isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-    return {name.split(".")[1] for name in names if name.startswith("outrider.")}
+    parts = {name.split(".")[1] for name in names if name.startswith("outrider.")}
+    return {PUBLIC.get(part, part) for part in parts} - {"__version__"}
 
 
 def forbidden(part: str, imported: set[str]) -> set[str]:
     """Imports of `part` that point upwards; the server and the benchmarks see only the API and the values."""
     up = {name for name in imported if LEVEL.get(name, 99) > LEVEL[part]}
     if part == "server":
-        up |= imported - {"api", "types", "errors", "server"}
+        up |= imported - {"api", "config", "types", "errors", "server"}
     return up
 
 

@@ -16,7 +16,7 @@ from outrider.api.resolve import Resolved, resolve
 from outrider.api.text import TextStream
 from outrider.config import ContextConfig, EngineConfig, SpeculativeConfig, from_mapping
 from outrider.engine.engine import Engine
-from outrider.errors import PromptTooLongError, RequestError, UnsupportedError
+from outrider.errors import ConfigError, PromptTooLongError, RequestError, UnsupportedError
 from outrider.memory.kv import KVMemory
 from outrider.models.build import build_decoder
 from outrider.models.load import LoadedModel, load_model
@@ -26,6 +26,8 @@ from outrider.sampling.sampler import Sampler
 from outrider.sampling.stopper import Stopper
 from outrider.sequence import Sequence as Sample
 from outrider.speculation.build import build_speculator
+from outrider.speculation.none import NoSpeculator
+from outrider.speculation.speculator import Speculator
 from outrider.types import Request, SamplingParams
 
 
@@ -51,21 +53,9 @@ class Options:
         """Check every key by name; "auto" speculation is the best set known for the model (resolve.py)."""
         own = {key: options[key] for key in ("dtype", "device", "revision", "backend") if key in options}
         engine = {key: value for key, value in options.items() if key not in own}
-        if speculative_config == "auto":
-            speculative: SpeculativeConfig | None = SpeculativeConfig()
-        elif speculative_config is None:
-            speculative = None
-        elif isinstance(speculative_config, Mapping):
-            speculative = from_mapping(SpeculativeConfig, speculative_config, "speculative_config")
-        else:
-            raise UnsupportedError(
-                f"speculative_config = {speculative_config!r} is refused; give 'auto', None or a table",
-                field="speculative_config",
-            )
         context = None if context_config is None else from_mapping(ContextConfig, context_config, "context_config")
-        return cls(
-            engine=from_mapping(EngineConfig, engine, "LLM options"), speculative=speculative, context=context, **own
-        )
+        config = from_mapping(EngineConfig, engine, "LLM options")
+        return cls(engine=config, speculative=parse_speculative(speculative_config), context=context, **own)
 
 
 class Core:
@@ -89,17 +79,29 @@ class Core:
         self.config = replace(engine, max_model_len=self.resolved.max_model_len)
         cache = self.decoder.new_cache(self.resolved.num_pages, engine.page_size)
         self.memory = KVMemory(cache, engine.prefix_caching)
-        self.speculator = build_speculator(
-            self.resolved.speculative,
+        self.engine = Engine(self.decoder, self.memory, self._speculator(self.resolved.speculative), self.config)
+        self._ids = itertools.count()
+        self._seeds = np.random.default_rng(engine.seed)
+
+    @property
+    def speculator(self) -> Speculator | NoSpeculator:
+        """The collective and adaptive part."""
+        return self.engine.speculator
+
+    def respeculate(self, config: SpeculativeConfig | None) -> None:
+        """Speculate in another way from now on; only while no request is open."""
+        self.engine.respeculate(self._speculator(config))
+        self.resolved = replace(self.resolved, speculative=config)
+
+    def _speculator(self, config: SpeculativeConfig | None) -> Speculator | NoSpeculator:
+        return build_speculator(
+            config,
             vocab_size=self.spec.num_tokens or self.spec.vocab_size,
             tokenizer=self.tokenizer,
             decoder=self.decoder,
-            max_sequences=engine.max_num_seqs,
+            max_sequences=self.config.max_num_seqs,
             max_model_len=self.resolved.max_model_len,
         )
-        self.engine = Engine(self.decoder, self.memory, self.speculator, self.config)
-        self._ids = itertools.count()
-        self._seeds = np.random.default_rng(engine.seed)
 
     def request(self, prompt: Sequence[int], params: SamplingParams, request_id: str | None = None) -> Request:
         """A checked request: what cannot be served is refused here, before anything is queued."""
@@ -163,6 +165,17 @@ class Core:
             f'a prompt is a string, a list of token ids or {{"prompt_token_ids": [...]}}; got {type(prompt).__name__}',
             field="prompt",
         )
+
+
+def parse_speculative(given: Mapping[str, Any] | str | None) -> SpeculativeConfig | None:
+    """A checked configuration from "auto" (the best set known), None (plain decoding) or a table."""
+    if given is None:
+        return None
+    if given == "auto":
+        return SpeculativeConfig()
+    if isinstance(given, Mapping):
+        return from_mapping(SpeculativeConfig, given, "speculative_config")
+    raise ConfigError(f"speculative_config = {given!r} is refused; give 'auto', None or a table", "speculative_config")
 
 
 def check_token_ids(name: str, tokens: Iterable[int], vocabulary: int, request_id: str) -> None:

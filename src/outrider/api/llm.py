@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from time import perf_counter
 from typing import Any
 
-from outrider.api.core import Core, Options
+from outrider.api.core import Core, Options, parse_speculative
 from outrider.api.outputs import CompletionOutput, Piece, RequestOutput
 from outrider.errors import RequestError
 from outrider.models.load import LoadedModel
+from outrider.speculation.report import SpeculationReport
 from outrider.types import Delta, Request, SamplingParams
 
 Message = Mapping[str, Any]
@@ -77,22 +78,35 @@ class LLM:
         use_tqdm: bool = False,
     ) -> list[RequestOutput]:
         """Answer one conversation or many, through the model's chat template."""
-        many = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        many: list[Any] = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
         params = _params_for(many, sampling_params)
         prompts = [self.core.tokenizer.chat(conversation, tools=tools) for conversation in many]
         return self._collect([(None, ids, p) for ids, p in zip(prompts, params, strict=True)], use_tqdm)
 
-    def stream(self, prompt: Any, sampling_params: SamplingParams | None = None) -> Iterator[Piece]:
+    def stream(self, prompt: Any, sampling_params: SamplingParams | None = None) -> Generator[Piece]:
         """Pieces of one answer as they come. Close the iterator to abort."""
         _, ids = self.core.encode(prompt)
         return self._pieces(self._submit(ids, sampling_params or SamplingParams()))
 
     def stream_chat(
         self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
-    ) -> Iterator[Piece]:
+    ) -> Generator[Piece]:
         """Pieces of one answer to a conversation as they come."""
         ids = self.core.tokenizer.chat(messages)
         return self._pieces(self._submit(ids, sampling_params or SamplingParams()))
+
+    def set_speculative_config(self, config: Mapping[str, Any] | str | None) -> None:
+        """Speculate in another way from now on (same values as at the start); only while no request is open."""
+        with self._lock:
+            self.core.respeculate(parse_speculative(config))
+
+    def speculation_report(self) -> SpeculationReport:
+        """What every drafter did so far, the draft lengths, and the time spent on drafting, verifying and the rest."""
+        return self.core.speculator.report()
+
+    def describe(self) -> dict[str, Any]:
+        """The resolved configuration."""
+        return {"model": self.core.loaded.name, "family": self.core.spec.family, **self.core.resolved.to_dict()}
 
     def memory_plan(self) -> dict[str, int]:
         """What is where, in bytes: weights, and the KV pool with what of it is in use."""
@@ -120,14 +134,14 @@ class LLM:
             self.core.engine.add(samples)
             return request
 
-    def _pieces(self, request: Request) -> Iterator[Piece]:
+    def _pieces(self, request: Request) -> Generator[Piece]:
         """Turn a request's deltas into text until every sample has ended."""
         streams = [self.core.text_stream(request.params) for _ in range(request.params.n)]
         with closing(self._deltas(request)) as deltas:
             for delta in deltas:
                 yield streams[delta.index].push(delta)
 
-    def _deltas(self, request: Request) -> Iterator[Delta]:
+    def _deltas(self, request: Request) -> Generator[Delta]:
         """A request's news; steps the engine while there is none. Leaving early aborts the request."""
         inbox, open_samples = self._inboxes[request.id], request.params.n
         try:

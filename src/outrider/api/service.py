@@ -24,7 +24,7 @@ from outrider.sequence import Sequence as Sample
 from outrider.types import Delta, Finish, Request, SamplingParams
 
 log = logging.getLogger(__name__)
-Sink = Callable[[Piece], None]
+Sink = Callable[[Piece], object]
 
 
 @dataclass

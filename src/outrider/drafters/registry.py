@@ -50,7 +50,7 @@ def create_drafters(entries: Sequence[Any], host: Host) -> list[Drafter]:
 
 
 def create_drafter(entry: Any, host: Host) -> Drafter:
-    """The drafter that a name, model path or table {"name": ..., options} asks for; a drafter object is taken as it is."""
+    """The drafter that a name, model path or table {"name": ..., options} asks for; an object is taken as it is."""
     if hasattr(entry, "propose"):
         return entry
     name, options = _read(entry)
@@ -89,10 +89,8 @@ def _read(entry: Any) -> tuple[str, Mapping[str, Any]]:
 
 
 def _is_model(name: str) -> bool:
-    """Whether a name means a model: a path, a hub id, or an alias that no drafter bears."""
-    if "/" in name or name.endswith(".gguf"):
-        return True
-    return name not in BUILTIN and (Path(name).is_dir() or name in aliases())
+    """Whether a name means a model: a path or a hub id."""
+    return "/" in name or name.endswith(".gguf") or (name not in BUILTIN and Path(name).is_dir())
 
 
 def _distinct(name: str, taken: set[str]) -> str:

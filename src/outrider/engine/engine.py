@@ -8,16 +8,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence as SequenceOf
 from time import perf_counter
-from typing import Protocol
 
 from outrider.config import EngineConfig
 from outrider.drafters.base import Context, Observation
 from outrider.engine.scheduler import Scheduler
-from outrider.errors import OutriderError
+from outrider.errors import CapacityError, OutriderError
 from outrider.memory.kv import KVMemory
 from outrider.models.spec import Decoder
 from outrider.runner.runner import Forward, Runner
 from outrider.sequence import Plan, Sequence, Work
+from outrider.speculation.none import NoSpeculator
+from outrider.speculation.speculator import Speculator
 from outrider.speculation.timing import StepTiming
 from outrider.types import Delta, Draft, Finish, Float32, Verdict
 from outrider.verify.judge import judge
@@ -26,20 +27,12 @@ from outrider.verify.logprobs import logprob
 log = logging.getLogger(__name__)
 
 
-class Speculation(Protocol):
-    """What the loop asks of the collective and adaptive part (speculation/speculator.py)."""
-
-    max_depth: int
-
-    def draft(self, contexts: SequenceOf[Context], limits: SequenceOf[int]) -> list[Draft]: ...
-    def observe(self, observations: SequenceOf[Observation], timing: StepTiming) -> None: ...
-    def forget(self, sequence_id: int) -> None: ...
-
-
 class Engine:
     """Runs many requests on one decoder, a step at a time."""
 
-    def __init__(self, decoder: Decoder, memory: KVMemory, speculator: Speculation, config: EngineConfig) -> None:
+    def __init__(
+        self, decoder: Decoder, memory: KVMemory, speculator: Speculator | NoSpeculator, config: EngineConfig
+    ) -> None:
         self.memory = memory
         self.speculator = speculator
         self.scheduler = Scheduler(memory, config, speculator.max_depth)
@@ -50,6 +43,13 @@ class Engine:
         """Queue the samples of a request."""
         for sequence in sequences:
             self.scheduler.add(sequence)
+
+    def respeculate(self, speculator: Speculator | NoSpeculator) -> None:
+        """Draft in another way from the next step on; only while idle, since drafters hold state per sequence."""
+        if self.scheduler.busy:
+            raise CapacityError("speculation cannot be changed while requests are open; let them end first")
+        self.speculator = speculator
+        self.scheduler.max_draft = speculator.max_depth
 
     def step(self) -> list[Delta]:
         """One turn of the loop; the news of every sequence that gained tokens or ended."""

@@ -38,7 +38,8 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.preemptions = 0
         self.preempted: list[Sequence] = []  # since the last `plan` began; drafters forget them
-        self._memory, self._config, self._max_draft = memory, config, max_draft
+        self.max_draft = max_draft  # tokens
+        self._memory, self._config = memory, config
 
     @property
     def busy(self) -> bool:
@@ -118,9 +119,9 @@ class Scheduler:
         if sequence.remaining != 1 or not sequence.params.speculative:
             return 0
         wanted = sequence.params.max_tokens
-        left = self._max_draft if wanted is None else wanted - (len(sequence.tokens) - sequence.prompt_length) - 1
+        left = self.max_draft if wanted is None else wanted - (len(sequence.tokens) - sequence.prompt_length) - 1
         room = (self._config.max_model_len or self._memory.capacity) - len(sequence.tokens)
-        return max(0, min(self._max_draft, left, room, rows))
+        return max(0, min(self.max_draft, left, room, rows))
 
     def _drop_drafts(self, budget: Budget) -> bool:
         """Take the draft budgets of the plan back; drafts must never cost another sequence its place."""

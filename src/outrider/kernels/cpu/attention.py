@@ -1,0 +1,319 @@
+"""Paged attention: rows of K and V are read in place; grouped heads share a pass; chains, trees, windows, selections.
+
+A row attends to a list of entries: the committed ones of its sequence (all, or those selected), then those of its own
+pass that it may see. The list is cut every CHUNK entries; a chunk gives (maximum, sum, weighted values), and chunks are
+merged in ascending order. That order is the definition of the result: it depends on nothing but the row's own list.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from outrider.kernels.cpu import maths, vectors
+from outrider.kernels.cpu.layout import BLOCK, CHUNK
+from outrider.kernels.cpu.machine import bits_of, compiled, f32, float_of, i8, i32, i64, meet, share, u16, u64
+from outrider.kernels.cpu.rows import largest_bits, rms_norm
+
+_LOWEST = np.float32(-np.inf)
+_MOST = np.float32(127)
+_MAGIC, _MAGIC_BITS = np.float32(12582912.0), np.int32(0x4B400000)
+_STATE = 64  # bytes before the weighted values: maximum and sum
+
+
+@compiled
+def pool_row(s, slot, head, heads):  # type: ignore[no-untyped-def]
+    """Index of a (slot, KV head) among the rows of [pages, heads, page_size, dim]."""
+    return (slot // s.page_size * heads + head) * s.page_size + slot % s.page_size
+
+
+@compiled
+def store_row(kind, source, dim, base, scales, row):  # type: ignore[no-untyped-def]
+    """Write `dim` floats as one K or V row in the cache's type; NaN stays NaN."""
+    x = f32(source)
+    if kind == vectors.FLOAT32:
+        whole = f32(base + row * dim * 4)
+        for i in range(dim):
+            whole[i] = x[i]
+    elif kind == vectors.BFLOAT16:
+        half = u16(base + row * dim * 2)
+        for i in range(dim):
+            bits = np.int64(bits_of(x[i])) & np.int64(0xFFFFFFFF)
+            rounded = (bits + np.int64(0x7FFF) + ((bits >> np.int64(16)) & np.int64(1))) >> np.int64(16)
+            half[i] = np.uint16(0x7FC0) if x[i] != x[i] else np.uint16(rounded)
+    else:
+        size = float_of(np.int32(largest_bits(source, 0, dim)))
+        usable = size >= np.float32(1e-30) and size < np.float32(np.inf)
+        inverse = _MOST / size if usable else np.float32(0)
+        f32(scales)[row] = np.float32(0) if size < np.float32(1e-30) else size / _MOST
+        byte = i8(base + row * dim)
+        for i in range(dim):
+            n = np.int32(bits_of(x[i] * inverse + _MAGIC) - _MAGIC_BITS)
+            byte[i] = np.int8(n) if usable else np.int8(0)
+
+
+@compiled
+def place_head(m, s, row, source, norm, rotate, scale, target):  # type: ignore[no-untyped-def]
+    """Copy one head, with its norm and rotation where the model has them, times `scale`; the pad stays zero."""
+    x, y, dim = f32(source), f32(target), m.head_dim
+    for i in range(dim):
+        y[i] = x[i]
+    if norm != 0:
+        rms_norm(target, dim, norm, m.eps, target)
+    if rotate:
+        half = dim // 2
+        at = np.int64(i32(s.positions)[row]) * half * 4
+        cos, sin = f32(s.cos + at), f32(s.sin + at)
+        for i in range(half):
+            a, b = y[i], y[half + i]
+            y[i] = (a * cos[i] - b * sin[i]) * scale
+            y[half + i] = (b * cos[i] + a * sin[i]) * scale
+    elif scale != np.float32(1):
+        for i in range(dim):
+            y[i] *= scale
+
+
+@compiled
+def place_heads(m, s, layer, cache, member, members):  # type: ignore[no-untyped-def]
+    """Queries into their buffer; keys and values into the cache. Units are (row, head)."""
+    heads = m.heads + 2 * m.kv_heads
+    first, last = share(s.rows * heads, member, members)
+    spare = s.state + member * s.state_stride
+    for unit in range(first, last):
+        row, head = unit // heads, unit % heads
+        raw = s.qkv + row * s.qkv_stride
+        if head < m.heads:
+            target = s.query + row * s.query_stride + head * m.head_pad * 4
+            place_head(m, s, row, raw + head * m.head_dim * 4, layer.q_norm, m.rope, m.scale, target)
+            continue
+        for i in range(m.head_dim, m.head_pad):
+            f32(spare)[i] = np.float32(0)
+        is_key = head < m.heads + m.kv_heads
+        kv = head - m.heads if is_key else head - m.heads - m.kv_heads
+        source = raw + (m.q_width + (0 if is_key else m.kv_width) + kv * m.head_dim) * 4
+        place_head(m, s, row, source, layer.k_norm if is_key else 0, m.rope if is_key else 0, np.float32(1), spare)
+        index = pool_row(s, np.int64(i32(s.slots)[row]), kv, m.kv_heads)
+        if is_key:
+            store_row(s.kv_kind, spare, m.head_pad, cache.keys, cache.key_scales, index)
+        else:
+            store_row(s.kv_kind, spare, m.head_pad, cache.values, cache.value_scales, index)
+
+
+@compiled
+def committed(s, sequence, head, number):  # type: ignore[no-untyped-def]
+    """How many committed entries a KV head of a sequence reads in layer `number`, and the list's address (0: all)."""
+    if s.selected != 0:
+        group = np.int64(i32(s.groups)[number])
+        at = (group * s.sequences + sequence) * s.selected_heads + head
+        count = np.int64(i32(s.counts)[at])
+        if count >= 0:
+            return count, s.selected + at * s.selected_columns * 4
+    return np.int64(i32(s.contexts)[sequence]), np.int64(0)
+
+
+@compiled
+def visible(s, start, row):  # type: ignore[no-untyped-def]
+    """Bits of the rows of its own sequence that a tree row reads, itself included; 0: all up to itself (chain)."""
+    if s.ancestors == 0:
+        return np.uint64(0)
+    mask = u64(s.ancestors)[row]
+    if mask == np.uint64(0xFFFFFFFFFFFFFFFF):
+        return np.uint64(0)
+    own = np.uint64(1) << np.uint64(row - start)
+    return (mask & (own - np.uint64(1))) | own
+
+
+@compiled
+def count_bits(mask):  # type: ignore[no-untyped-def]
+    count = 0
+    while mask != np.uint64(0):
+        mask &= mask - np.uint64(1)
+        count += 1
+    return count
+
+
+@compiled
+def nth_bit(mask, n):  # type: ignore[no-untyped-def]
+    """Position of the n-th set bit (from 0)."""
+    for _ in range(n):
+        mask &= mask - np.uint64(1)
+    place = 0
+    while (mask >> np.uint64(place)) & np.uint64(1) == np.uint64(0):
+        place += 1
+    return place
+
+
+@compiled
+def own_row(start, mask, n):  # type: ignore[no-untyped-def]
+    """The batch row that is the n-th readable one of this pass."""
+    return start + (n if mask == np.uint64(0) else nth_bit(mask, n))
+
+
+@compiled
+def first_entry(s, start, row, mask, count, chosen, length, window):  # type: ignore[no-untyped-def]
+    """Index in a row's list of the first entry inside its window. Committed entry e stands at position e."""
+    oldest = np.int64(i32(s.positions)[row]) + 1 - window
+    if window == 0 or oldest <= 0:
+        return np.int64(0)
+    index = np.int64(0)
+    if chosen == 0:
+        index = min(oldest, count)
+    else:
+        while index < count and np.int64(i32(chosen)[index]) < oldest:
+            index += 1
+    if index == count:
+        while index < length and np.int64(i32(s.positions)[own_row(start, mask, index - count)]) < oldest:
+            index += 1
+    return index
+
+
+@compiled
+def fill_entries(s, sequence, start, mask, head, heads, count, chosen, first, last, out):  # type: ignore[no-untyped-def]
+    """Pool rows of entries first .. last - 1 of a row's list."""
+    rows = i64(out)
+    pages = i32(s.pages + sequence * s.page_columns * 4)
+    for i in range(first, last):
+        if i < count:
+            entry = i if chosen == 0 else np.int64(i32(chosen)[i])
+            page = np.int64(pages[entry // s.page_size])
+            rows[i - first] = (page * heads + head) * s.page_size + entry % s.page_size
+        else:
+            slot = np.int64(i32(s.slots)[own_row(start, mask, i - count)])
+            rows[i - first] = pool_row(s, slot, head, heads)
+
+
+@compiled
+def attend_chunk(m, s, cache, query, entries, count, weights, out):  # type: ignore[no-untyped-def]
+    """(maximum, sum, weighted values) of one query over `count` entries, written to `out`."""
+    vectors.scores(s.kv_kind, query, cache.keys, cache.key_scales, entries, count, m.head_pad, weights)
+    p = f32(weights)
+    padded = (count + 15) // 16 * 16
+    for i in range(count, padded):
+        p[i] = _LOWEST
+    top = vectors.highest(weights, padded)
+    for i in range(padded):
+        p[i] = maths.exp32(p[i] - top)
+    f32(out)[0] = top
+    f32(out)[1] = vectors.total(weights, padded)
+    values = out + _STATE
+    vectors.mix(s.kv_kind, weights, cache.values, cache.value_scales, entries, count, m.head_pad, values)
+
+
+@compiled
+def clear(state, dim):  # type: ignore[no-untyped-def]
+    f32(state)[0] = _LOWEST
+    f32(state)[1] = np.float32(0)
+    total = f32(state + _STATE)
+    for i in range(dim):
+        total[i] = np.float32(0)
+
+
+@compiled
+def merge(state, piece, dim):  # type: ignore[no-untyped-def]
+    """Fold a chunk's result into the running one."""
+    a, b = f32(state), f32(piece)
+    top = max(a[0], b[0])
+    old, new = maths.exp32(a[0] - top), maths.exp32(b[0] - top)
+    a[0] = top
+    a[1] = a[1] * old + b[1] * new
+    x, y = f32(state + _STATE), f32(piece + _STATE)
+    for i in range(dim):
+        x[i] = x[i] * old + y[i] * new
+
+
+@compiled
+def finish(m, s, state, row, head):  # type: ignore[no-untyped-def]
+    """Divide by the sum and write the head's output."""
+    factor = np.float32(1) / f32(state)[1]
+    x = f32(state + _STATE)
+    y = f32(s.mixed + row * s.mixed_stride + head * m.head_dim * 4)
+    for i in range(m.head_dim):
+        y[i] = x[i] * factor
+
+
+@compiled
+def attend_block(m, s, layer, cache, number, sequence, first, last, head, only, member):  # type: ignore[no-untyped-def]
+    """Rows first .. last - 1 of a sequence, all query heads of one KV head.
+
+    `only` -1: all chunks, merged here and finished. Else that chunk alone, left in the table of partial results.
+    """
+    start = np.int64(i32(s.row_starts)[sequence])
+    count, chosen = committed(s, sequence, head, number)
+    shared = m.heads // m.kv_heads
+    entries, weights = s.entries + member * CHUNK * 8, s.chunk + member * CHUNK * 4
+    states = s.state + (member * (BLOCK * shared + 1)) * s.state_stride
+    piece = states + BLOCK * shared * s.state_stride
+    chunks = (count + last - start + CHUNK - 1) // CHUNK
+    if only < 0:
+        for i in range((last - first) * shared):
+            clear(states + i * s.state_stride, m.head_pad)
+    for chunk in range(0 if only < 0 else only, chunks if only < 0 else min(only + 1, chunks)):
+        for row in range(first, last):
+            mask = visible(s, start, row)
+            length = count + (row - start + 1 if mask == np.uint64(0) else count_bits(mask))
+            oldest = first_entry(s, start, row, mask, count, chosen, length, layer.window)
+            low, high = max(chunk * CHUNK, oldest), min((chunk + 1) * CHUNK, length)
+            if low < high:
+                fill_entries(s, sequence, start, mask, head, m.kv_heads, count, chosen, low, high, entries)
+            for g in range(shared):
+                h = head * shared + g
+                place = piece
+                if only >= 0:
+                    place = s.partial + ((row * m.heads + h) * s.chunks + chunk) * s.state_stride
+                if low >= high:
+                    if only >= 0:
+                        f32(place)[1] = np.float32(-1)  # nothing in this chunk
+                    continue
+                query = s.query + row * s.query_stride + h * m.head_pad * 4
+                attend_chunk(m, s, cache, query, entries, high - low, weights, place)
+                if only < 0:
+                    merge(states + ((row - first) * shared + g) * s.state_stride, place, m.head_pad)
+    if only < 0:
+        for i in range((last - first) * shared):
+            finish(m, s, states + i * s.state_stride, first + i // shared, head * shared + i % shared)
+
+
+@compiled
+def attend_whole(m, s, layer, cache, number, member, members):  # type: ignore[no-untyped-def]
+    """Many rows: a unit is (block of rows, KV head) with all its chunks."""
+    unit = 0
+    for sequence in range(s.sequences):
+        start, end = np.int64(i32(s.row_starts)[sequence]), np.int64(i32(s.row_starts)[sequence + 1])
+        for first in range(start, end, BLOCK):
+            for head in range(m.kv_heads):
+                if unit % members == member:
+                    last = min(first + BLOCK, end)
+                    attend_block(m, s, layer, cache, number, sequence, first, last, head, -1, member)
+                unit += 1
+
+
+@compiled
+def attend_split(m, s, layer, cache, number, member, members):  # type: ignore[no-untyped-def]
+    """Few rows: a unit is (block of rows, KV head, chunk); then the chunks of every (row, head) are merged."""
+    unit = 0
+    for sequence in range(s.sequences):
+        start, end = np.int64(i32(s.row_starts)[sequence]), np.int64(i32(s.row_starts)[sequence + 1])
+        for first in range(start, end, BLOCK):
+            last = min(first + BLOCK, end)
+            for head in range(m.kv_heads):
+                count, _ = committed(s, sequence, head, number)
+                for chunk in range((count + last - start + CHUNK - 1) // CHUNK):
+                    if unit % members == member:
+                        attend_block(m, s, layer, cache, number, sequence, first, last, head, chunk, member)
+                    unit += 1
+    meet(s.sync, members)
+    begin, finish_ = share(s.rows * m.heads, member, members)
+    state = s.state + member * (BLOCK * (m.heads // m.kv_heads) + 1) * s.state_stride
+    sequence = 0
+    for unit in range(begin, finish_):
+        row, h = unit // m.heads, unit % m.heads
+        while np.int64(i32(s.row_starts)[sequence + 1]) <= row:
+            sequence += 1
+        start, end = np.int64(i32(s.row_starts)[sequence]), np.int64(i32(s.row_starts)[sequence + 1])
+        last = min(start + (row - start) // BLOCK * BLOCK + BLOCK, end)
+        count, _ = committed(s, sequence, h // (m.heads // m.kv_heads), number)
+        clear(state, m.head_pad)
+        for chunk in range((count + last - start + CHUNK - 1) // CHUNK):
+            piece = s.partial + ((row * m.heads + h) * s.chunks + chunk) * s.state_stride
+            if not f32(piece)[1] == np.float32(-1):
+                merge(state, piece, m.head_pad)
+        finish(m, s, state, row, h)

@@ -1,0 +1,216 @@
+"""Weights from their stored form into packed tiles (formats.py), and dense weights into groups of integers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from outrider.kernels.cpu import formats
+from outrider.kernels.cpu.formats import GROUP, GROUP_BYTES, HEAD, SUPER, TILE
+from outrider.models.spec import GroupedInts, Weight
+from outrider.types import Float32
+
+Mode = Literal["auto", "float32", "int8", "int4"]
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """One matrix [n, k] as tiles; `data` is uint8 [tiles, bytes of a tile]."""
+
+    data: Bytes
+    kind: int
+    n: int
+    k: int
+    groups: int
+
+
+def pack(weight: Weight, mode: Mode = "auto") -> Packed:
+    """Pack a matrix [N, K]. auto: stored integers as they are, anything else as int8 groups.
+
+    int8 and int4 take stored integers of at most that width as they are and quantise the rest.
+    """
+    if mode == "float32":
+        return pack_dense(weight.dense())
+    stored = weight.groups()
+    if stored is not None and (mode == "auto" or stored.bits == 4 or mode == "int8"):
+        return pack_groups(stored)
+    return pack_groups(quantise_dense(weight.dense(), 4 if mode == "int4" else 8))
+
+
+def quantise_dense(values: Float32, bits: Literal[4, 8]) -> GroupedInts:
+    """Round fp32 [N, K] to groups of 32 with fp16 scales (and minima for 4 bits)."""
+    n, k = values.shape
+    padded = np.zeros((n, -(-k // GROUP), GROUP), np.float32)
+    padded.reshape(n, -1)[:, :k] = values
+    if bits == 8:
+        return _quantise8(padded, n, k)
+    low, high = np.minimum(padded.min(-1), 0), padded.max(-1)
+    minimum = low.astype(np.float16).astype(np.float32)
+    scale = ((high - minimum) / 15).astype(np.float16).astype(np.float32)
+    steps = (padded - minimum[..., None]) / np.where(scale > 0, scale, 1)[..., None]
+    q = np.clip(np.rint(steps), 0, 15).astype(np.uint8).reshape(n, -1)[:, :k]
+    return GroupedInts(4, q, scale, minimum)
+
+
+def _quantise8(padded: Float32, n: int, k: int) -> GroupedInts:
+    scale = (np.abs(padded).max(-1) / 127).astype(np.float16).astype(np.float32)
+    np.divide(padded, np.where(scale > 0, scale, 1)[..., None], out=padded)
+    np.rint(padded, out=padded)
+    np.clip(padded, -127, 127, out=padded)
+    return GroupedInts(8, padded.astype(np.int8).reshape(n, -1)[:, :k], scale)
+
+
+def pack_dense(values: Float32) -> Packed:
+    """fp32 [N, K] as tiles of fp32."""
+    n, k = values.shape
+    tiles, groups = -(-n // TILE), -(-k // GROUP)
+    padded = np.zeros((tiles * TILE, groups * GROUP), np.float32)
+    padded[:n, :k] = values
+    data = np.ascontiguousarray(padded.reshape(tiles, TILE, -1).transpose(0, 2, 1))
+    return Packed(data.reshape(tiles, -1).view(np.uint8), formats.F32, n, k, groups)
+
+
+def pack_groups(stored: GroupedInts) -> Packed:
+    """Stored integers as tiles, bit for bit; the smallest scale format that holds the scales exactly."""
+    n, k = stored.q.shape
+    tiles, groups = -(-n // TILE), -(-k // GROUP)
+    scale = _rows_padded(stored.scale, tiles)
+    minimum = None if stored.bits == 8 else _rows_padded(_minimum(stored), tiles)
+    kind, heads, scales = _encode(scale, minimum)
+    data = np.zeros((tiles, formats.tile_bytes(kind, groups)), np.uint8)
+    place = _places(kind, groups)
+    _pack_integers(stored.q.view(np.uint8), stored.bits == 8, place, data)
+    _scatter(scales, place + 64 * stored.bits, data)
+    if heads is not None:
+        _scatter(heads, place[::SUPER] - HEAD, data)
+    return Packed(data, kind, n, k, groups)
+
+
+def _minimum(stored: GroupedInts) -> Float32:
+    return np.zeros_like(stored.scale) if stored.minimum is None else stored.minimum
+
+
+def _rows_padded(values: Float32, tiles: int) -> Float32:
+    padded = np.zeros((tiles * TILE, values.shape[1]), np.float32)
+    padded[: len(values)] = values
+    return padded
+
+
+def _places(kind: int, groups: int) -> NDArray[np.int64]:
+    """Byte at which every group of a tile begins."""
+    index = np.arange(groups)
+    heads = (index // SUPER + 1) * HEAD if kind == formats.Q4_K else 0
+    return index * GROUP_BYTES[kind] + heads
+
+
+def _encode(scale: Float32, minimum: Float32 | None) -> tuple[int, Bytes | None, Bytes]:
+    """The format, and the bytes [N, ...] of heads and scales: per group [N, groups, bytes]."""
+    both = [scale] if minimum is None else [scale, minimum]
+    if all(_fits_half(v) for v in both):
+        return (
+            (formats.Q8_F16, None, _bytes(both, np.float16))
+            if minimum is None
+            else (formats.Q4_F16, None, _bytes(both, np.float16))
+        )
+    if minimum is None:
+        return formats.Q8_F32, None, _bytes(both, np.float32)
+    if scale.shape[1] % SUPER == 0:
+        factors = [_factorise(v) for v in both]
+        if all(f is not None for f in factors):
+            heads = _bytes([f[0] for f in factors if f is not None], np.float16)
+            return formats.Q4_K, heads, _bytes([f[1] for f in factors if f is not None], np.uint8)
+    return formats.Q4_F32, None, _bytes(both, np.float32)
+
+
+def _fits_half(values: Float32) -> bool:
+    with np.errstate(over="ignore"):
+        return bool((values.astype(np.float16).astype(np.float32) == values).all())
+
+
+def _bytes(values: list, dtype: type) -> Bytes:
+    """[N, G] arrays as bytes [N, G, arrays, itemsize]."""
+    stacked = np.stack([v.astype(dtype) for v in values], axis=2)
+    return stacked.view(np.uint8).reshape(*stacked.shape, -1)
+
+
+def _scatter(scales: Bytes, place: NDArray[np.int64], data: Bytes) -> None:
+    """Write bytes [N, G, arrays, item] so that the 16 channels of a tile stand together per group and array."""
+    n, groups, arrays, item = scales.shape
+    ordered = scales.reshape(-1, TILE, groups, arrays, item).transpose(0, 2, 3, 1, 4)
+    flat = np.ascontiguousarray(ordered).reshape(len(data), groups, -1)
+    for g, at in enumerate(place):
+        data[:, at : at + flat.shape[2]] = flat[:, g]
+
+
+def _factorise(values: Float32) -> tuple[Float32, Float32] | None:
+    """Write [N, G] as (fp16 factor per 8 groups) * (integer 0..63 per group), exactly; None where that fails."""
+    factor = np.zeros((len(values), values.shape[1] // SUPER), np.float32)
+    whole = np.zeros_like(values)
+    halves = np.abs(values).astype(np.float16)  # only to size the search below
+    return (factor, whole) if halves.size == 0 or _find_factors(values, factor, whole) else None
+
+
+@njit(cache=True, nogil=True)
+def _find_factors(values, factor, whole):  # type: ignore[no-untyped-def]
+    """Try largest / 63, / 62, ... as the factor of every 8 scales; False where none fits."""
+    for n in range(values.shape[0]):
+        for s in range(values.shape[1] // 8):
+            top = np.float32(0)
+            for g in range(s * 8, s * 8 + 8):
+                if abs(values[n, g]) > abs(top):
+                    top = values[n, g]
+            if top == np.float32(0):
+                continue
+            found = False
+            for count in range(63, 0, -1):
+                d = np.float32(top / np.float32(count))
+                if not _is_half(d) or d * np.float32(count) != top:
+                    continue
+                found = True
+                for g in range(s * 8, s * 8 + 8):
+                    m = np.float32(np.rint(values[n, g] / d))
+                    if m < 0 or m * d != values[n, g]:
+                        found = False
+                        break
+                    whole[n, g] = m
+                if found:
+                    factor[n, s] = d
+                    break
+            if not found:
+                return False
+    return True
+
+
+@njit(nogil=True)
+def _is_half(value):  # type: ignore[no-untyped-def]
+    """Whether fp16 holds a float32 exactly."""
+    size = abs(value)
+    if size >= np.float32(65520):
+        return False
+    unit = np.float32(2.0**-24)
+    while unit * np.float32(2048) <= size:
+        unit *= np.float32(2)
+    steps = size / unit
+    return steps == np.rint(steps)
+
+
+@njit(cache=True, nogil=True)
+def _pack_integers(q, wide, place, data):  # type: ignore[no-untyped-def]
+    """Lay q [N, K] (bytes) out in tiles: nibble pairs, or bytes + 128."""
+    n, k = q.shape
+    for tile in range(data.shape[0]):
+        for c in range(16):
+            row = tile * 16 + c
+            for i in range(place.shape[0] * 32):
+                g, step, byte = i // 32, i % 32 // 4, i % 4
+                value = q[row, i] if row < n and i < k else np.uint8(0)
+                if wide:
+                    data[tile, place[g] + step * 64 + c * 4 + byte] = value ^ np.uint8(128)
+                else:
+                    at = place[g] + step // 2 * 64 + c * 4 + byte
+                    data[tile, at] |= value << np.uint8(4 * (step % 2))

@@ -1,0 +1,269 @@
+"""The one product of the CPU path: a tile of 16 output channels times 1 to 8 rows.
+
+    out[r, c] = sum over groups g, ascending, of  dot(q[r, g], w[c, g]) * (scale[c, g] * s[r, g]) + minimum[c, g] * t[r, g]
+
+The integer dot of a group is exact on every path; the float part is one multiply-add chain per output in this order
+(no fused operations), so a result depends neither on the path nor on how many rows share the pass over the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from outrider.kernels.cpu import formats
+from outrider.kernels.cpu.emit import (
+    FLOAT,
+    HALF,
+    I8,
+    I16,
+    I32,
+    LANES_F32,
+    LANES_I32,
+    ZEROS,
+    constant,
+    declare,
+    define,
+    join,
+    load,
+    loop,
+    number,
+    part,
+    splat,
+    store,
+    vector,
+)
+from outrider.kernels.cpu.isa import AVX2, AVX512, GENERIC
+from outrider.kernels.cpu.machine import compiled
+
+ROW_COUNTS = (1, 2, 3, 4, 5, 6, 8)
+MAX_ROWS = 8
+_VNNI_BYTES = llvm.llvm_version_info[0] >= 22  # since then the byte operands are byte vectors
+
+
+def half_to_float(b: Any, value: Any, isa: int) -> Any:
+    """fp16 bits [16 x i16] as floats, exact; without F16C through integer steps (finite values)."""
+    if isa != GENERIC:
+        return b.fpext(b.bitcast(value, vector(HALF, 16)), LANES_F32)
+    wide = b.zext(value, LANES_I32)
+    magnitude = b.shl(b.and_(wide, constant(LANES_I32, 0x7FFF)), constant(LANES_I32, 13))
+    scaled = b.fmul(b.bitcast(magnitude, LANES_F32), constant(LANES_F32, 2.0**112))
+    sign = b.shl(b.and_(wide, constant(LANES_I32, 0x8000)), constant(LANES_I32, 16))
+    return b.bitcast(b.or_(b.bitcast(scaled, LANES_I32), sign), LANES_F32)
+
+
+# ---- the integer dot of one group, by path -----------------------------------------------------------------------
+# Each takes the 8 weight vectors lazily (a function of the step), a function giving the 4 input bytes of (row, step) as
+# i32, and returns per row the 16 sums. Nibbles are 0..15; bytes are weight + 128, whose excess `excess[r]` removes.
+
+
+def _bytes(b: Any, value: Any, lanes: int) -> Any:
+    return b.bitcast(value, vector(I8, lanes * 4))
+
+
+def _dots_vnni(b: Any, bits: int, weights: Callable, inputs: Callable, excess: list[Any], width: int) -> list[Any]:
+    """vpdpbusd: 4 unsigned x signed bytes added to each of `width` int32 lanes."""
+    name = f"llvm.x86.avx512.vpdpbusd.{width * 32}"
+    wide, byte = vector(I32, width), vector(I8, width * 4)
+    operand = byte if _VNNI_BYTES else wide
+    call = declare(b, name, wide, [wide, operand, operand])
+    pieces = 16 // width
+    sums = [[part(b, e, 0, width) for _ in range(pieces)] for e in excess]
+    for step in range(8):
+        whole = weights(step)
+        halves = [part(b, whole, 4 * width * p, 4 * width) for p in range(pieces)] if pieces > 1 else [whole]
+        for r, row in enumerate(sums):
+            x = b.bitcast(splat(b, inputs(r, step), width), operand)
+            for p in range(pieces):
+                row[p] = b.call(call, [row[p], b.bitcast(halves[p], operand), x])
+    return [row[0] if pieces == 1 else join(b, *row) for row in sums]
+
+
+def _dots_avx2(b: Any, bits: int, weights: Callable, inputs: Callable, excess: list[Any]) -> list[Any]:
+    """vpmaddubsw + vpmaddwd on two halves. Nibbles: a group's int16 sums stay below 8 * 2 * 15 * 127 = 30480.
+    Bytes: |w| times x with w's sign, at most 2 * 127 * 127 = 32258, so nothing saturates."""
+    ymm, words, wide = vector(I8, 32), vector(I16, 16), vector(I32, 8)
+    pairs = declare(b, "llvm.x86.avx2.pmadd.ub.sw", words, [ymm, ymm])
+    quads = declare(b, "llvm.x86.avx2.pmadd.wd", wide, [words, words])
+    sign = declare(b, "llvm.x86.avx2.psign.b", ymm, [ymm, ymm])
+    ones = constant(words, 1)
+    short: list[list[Any]] = [[None, None] for _ in excess]
+    for step in range(8):
+        whole = weights(step)
+        if bits == 8:
+            whole = b.xor(whole, constant(whole.type, 128))
+        for p in range(2):
+            half = part(b, whole, 32 * p, 32)
+            size = b.call(sign, [half, half]) if bits == 8 else half
+            for r, row in enumerate(short):
+                x = b.bitcast(splat(b, inputs(r, step), 8), ymm)
+                two = b.call(pairs, [size, b.call(sign, [x, half]) if bits == 8 else x])
+                term = b.call(quads, [two, ones]) if bits == 8 else two
+                row[p] = term if step == 0 else b.add(row[p], term)
+    if bits == 4:
+        short = [[b.call(quads, [v, ones]) for v in row] for row in short]
+    return [join(b, *row) for row in short]
+
+
+def _dots_generic(b: Any, bits: int, weights: Callable, inputs: Callable, excess: list[Any]) -> list[Any]:
+    """Plain vector code: byte by byte in int32 lanes."""
+    sums = list(excess)
+    for step in range(8):
+        whole = b.bitcast(weights(step), LANES_I32)
+        for byte in range(4):
+            shifted = b.lshr(whole, constant(LANES_I32, 8 * byte))
+            w = b.and_(shifted, constant(LANES_I32, 255))
+            for r in range(len(sums)):
+                x = inputs(r, step)
+                x = b.ashr(b.shl(x, ir.Constant(I32, 24 - 8 * byte)), ir.Constant(I32, 24))
+                sums[r] = b.add(sums[r], b.mul(w, splat(b, x, 16)))
+    return sums
+
+
+def _dots(b: Any, isa: int, *args: Any) -> list[Any]:
+    if isa == GENERIC:
+        return _dots_generic(b, *args)
+    if isa == AVX2:
+        return _dots_avx2(b, *args)
+    return _dots_vnni(b, *args, 16 if isa == AVX512 else 8)
+
+
+# ---- one tile ----------------------------------------------------------------------------------------------------
+
+
+class _Tile:
+    """Emits the loop over groups of one (path, format, row count)."""
+
+    def __init__(self, b: Any, isa: int, kind: int, rows: int, args: Any) -> None:
+        self.b, self.isa, self.kind, self.rows = b, isa, kind, rows
+        self.w, self.groups, self.x, self.x_stride, self.meta, self.meta_stride, self.meta_plane, self.out = args
+
+    def emit(self) -> None:
+        """sums = 0; for g in groups: sums = group(g, sums); store the sums; return."""
+        body = self._floats if self.kind == formats.F32 else self._group
+        for r, total in enumerate(loop(self.b, self.groups, [ZEROS] * self.rows, body)):
+            store(self.b, total, self.out, 64 * r)
+        self.b.ret_void()
+
+    def _floats(self, index: Any, sums: list[Any]) -> list[Any]:
+        """Dense fp32: inputs one after the other."""
+        b = self.b
+        block = b.add(self.w, b.mul(index, number(2048)))
+        rows = [self._row(self.x, self.x_stride, r, index, 128) for r in range(self.rows)]
+        for k in range(32):
+            w = load(b, block, LANES_F32, 64 * k)
+            for r in range(self.rows):
+                x = splat(b, load(b, rows[r], FLOAT, 4 * k), 16)
+                sums[r] = b.fadd(sums[r], b.fmul(x, w))
+        return sums
+
+    def _group(self, index: Any, sums: list[Any]) -> list[Any]:
+        """One group of 32 inputs in integers, then its scale and minimum."""
+        b, bits = self.b, 8 if self.kind in (formats.Q8_F16, formats.Q8_F32) else 4
+        block, head = self._block(index)
+        rows = [self._row(self.x, self.x_stride, r, index, 32) for r in range(self.rows)]
+        meta = [self._row(self.meta, self.meta_stride, r, index, 4) for r in range(self.rows)]
+        loaded: dict[int, Any] = {}
+
+        def weights(step: int) -> Any:
+            if bits == 8:
+                return load(b, block, vector(I8, 64), 64 * step)
+            if step % 2 == 0:
+                loaded[0] = load(b, block, vector(I8, 64), 32 * step)
+                return b.and_(loaded[0], constant(vector(I8, 64), 15))
+            words = b.lshr(b.bitcast(loaded[0], vector(I16, 32)), constant(vector(I16, 32), 4))
+            return b.and_(b.bitcast(words, vector(I8, 64)), constant(vector(I8, 64), 15))
+
+        def inputs(r: int, step: int) -> Any:
+            return load(b, rows[r], I32, 4 * step)
+
+        zero = constant(LANES_I32, 0)
+        second = [b.add(m, self.meta_plane) for m in meta]
+        needs_excess = bits == 8 and self.isa != AVX2
+        excess = [splat(b, load(b, at, I32), 16) if needs_excess else zero for at in second]
+        dots = _dots(b, self.isa, bits, weights, inputs, excess)
+        scale, minimum = self._scales(block, head, bits)
+        for r in range(self.rows):
+            both = b.fmul(scale, splat(b, load(b, meta[r], FLOAT), 16))
+            sums[r] = b.fadd(sums[r], b.fmul(b.sitofp(dots[r], LANES_F32), both))
+            if minimum is not None:
+                total = splat(b, load(b, b.add(second[r], self.meta_plane), FLOAT), 16)
+                sums[r] = b.fadd(sums[r], b.fmul(minimum, total))
+        return sums
+
+    def _row(self, base: Any, stride: Any, r: int, index: Any, size: int) -> Any:
+        at = self.b.add(base, self.b.mul(stride, number(r)))
+        return self.b.add(at, self.b.mul(index, number(size)))
+
+    def _block(self, index: Any) -> tuple[Any, Any]:
+        """Addresses of the group's integers and of its super-group's head."""
+        b, size = self.b, formats.GROUP_BYTES[self.kind]
+        at = b.add(self.w, b.mul(index, number(size)))
+        if self.kind != formats.Q4_K:
+            return at, at
+        place = b.lshr(index, number(3))
+        heads = b.mul(place, number(formats.HEAD))
+        whole = number(formats.SUPER * size + formats.HEAD)
+        return b.add(b.add(at, heads), number(formats.HEAD)), b.add(self.w, b.mul(place, whole))
+
+    def _scales(self, block: Any, head: Any, bits: int) -> tuple[Any, Any]:
+        """The 16 scales and minima (None for 8 bits) of a group."""
+        b, base = self.b, 64 * bits
+        if self.kind in (formats.Q4_F32, formats.Q8_F32):
+            return load(b, block, LANES_F32, base), load(b, block, LANES_F32, base + 64) if bits == 4 else None
+        halves = head if self.kind == formats.Q4_K else b.add(block, number(base))
+        found = [
+            half_to_float(b, load(b, halves, vector(I16, 16), 32 * i), self.isa) for i in range(1 if bits == 8 else 2)
+        ]
+        if self.kind == formats.Q4_K:
+            factors = [b.zext(load(b, block, vector(I8, 16), base + 16 * i), LANES_I32) for i in range(2)]
+            found = [b.fmul(f, b.sitofp(n, LANES_F32)) for f, n in zip(found, factors, strict=True)]
+        return found[0], found[1] if bits == 4 else None
+
+
+def _tile_function(module: Any, isa: int, kind: int, rows: int) -> Any:
+    """The machine function of one combination, made once per module."""
+    return define(
+        module,
+        f"outrider_tile_{isa}_{kind}_{rows}",
+        ir.VoidType(),
+        8,
+        lambda b, args: _Tile(b, isa, kind, rows, args).emit(),
+    )
+
+
+@intrinsic
+def _multiply(typingctx, isa, kind, rows, w, groups, x, x_stride, meta, meta_stride, meta_plane, out):  # type: ignore[no-untyped-def]
+    """Call the tile function of (path, kind, rows)."""
+
+    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        _, kind, rows, *rest = args
+        combination = b.add(b.mul(kind, number(16)), rows)
+        end = b.append_basic_block()
+        switch = b.switch(combination, end)
+        for k in range(len(formats.NAMES)):
+            for r in ROW_COUNTS:
+                block = b.append_basic_block()
+                switch.add_case(number(16 * k + r), block)
+                b.position_at_end(block)
+                b.call(_tile_function(b.module, isa.count, k, r), rest)
+                b.branch(end)
+        b.position_at_end(end)
+        return context.get_dummy_value()
+
+    return types.void(isa, *[types.int64] * 10), codegen
+
+
+@compiled
+def multiply(isa, kind, rows, w, groups, x, x_stride, meta, meta_stride, meta_plane, out):  # type: ignore[no-untyped-def]
+    """out [rows, 16] fp32 = the tile at `w` times `rows` (one of ROW_COUNTS) rows.
+
+    x: int8 rows (fp32 for format F32), `x_stride` bytes apart. meta: per row (`meta_stride` bytes apart) and group the
+    fp32 scale; one `meta_plane` on, the int32 excess of 128-biased bytes; two on, the fp32 sum of the inputs.
+    """
+    _multiply(isa, kind, rows, w, groups, x, x_stride, meta, meta_stride, meta_plane, out)

@@ -1,0 +1,288 @@
+"""A whole forward pass, or a range of its layers, as one compiled function that every thread of the pool runs.
+
+Each thread takes its share of channels, heads or rows of every phase; between phases the threads meet. Who computes
+what changes no bit: every output is one chain of operations in one order.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from outrider.kernels.cpu import formats
+from outrider.kernels.cpu.attention import attend_split, attend_whole, place_heads
+from outrider.kernels.cpu.layout import DOWN, EMBED, GATE, HEAD, PRIVATE, SPLIT, UP, WO, WQ
+from outrider.kernels.cpu.machine import compiled, f32, i32, i64, meet, share, u8
+from outrider.kernels.cpu.product import MAX_ROWS, multiply
+from outrider.kernels.cpu.rows import activate, layer_norm, quantise_row, rms_norm
+
+_SPAN = 128  # rows that pass through a tile before the next tile: their integers stay in the cache
+STORE, ADD = 0, 1
+
+
+@compiled
+def half_at(address, lane):  # type: ignore[no-untyped-def]
+    """The fp16 number `lane` at an address."""
+    return half_value(np.int32(u8(address)[2 * lane]) | (np.int32(u8(address)[2 * lane + 1]) << np.int32(8)))
+
+
+@compiled
+def half_value(bits):  # type: ignore[no-untyped-def]
+    """A float32 from the bits of a finite fp16."""
+    exponent, fraction = (bits >> 10) & 31, bits & 1023
+    if exponent == 0:
+        size = np.float32(fraction) * np.float32(2.0**-24)
+    else:
+        size = np.float32(1024 + fraction) * np.float32(2.0 ** np.float64(exponent - 25))
+    return -size if bits & 0x8000 else size
+
+
+@compiled
+def channel_scale(kind, block, head, lane):  # type: ignore[no-untyped-def]
+    """Scale and minimum of one channel in one group."""
+    zero = np.float32(0)
+    if kind == formats.Q4_F16:
+        return half_at(block + 256, lane), half_at(block + 288, lane)
+    if kind == formats.Q4_F32:
+        return f32(block + 256)[lane], f32(block + 320)[lane]
+    if kind == formats.Q8_F16:
+        return half_at(block + 512, lane), zero
+    if kind == formats.Q8_F32:
+        return f32(block + 512)[lane], zero
+    scale = half_at(head, lane) * np.float32(u8(block + 256)[lane])
+    return scale, half_at(head + 32, lane) * np.float32(u8(block + 272)[lane])
+
+
+@compiled
+def expand_channel(matrix, channel, out):  # type: ignore[no-untyped-def]
+    """One row of a packed matrix as fp32 [groups * 32]."""
+    tile, lane, target = matrix.data + channel // 16 * matrix.tile_bytes, channel % 16, f32(out)
+    for g in range(matrix.groups):
+        block = tile + g * formats.GROUP_BYTES[matrix.kind]
+        head = block
+        if matrix.kind == formats.Q4_K:
+            block += (g // formats.SUPER + 1) * formats.HEAD
+            head = tile + g // formats.SUPER * (formats.HEAD + formats.SUPER * formats.GROUP_BYTES[formats.Q4_K])
+        if matrix.kind == formats.F32:
+            for i in range(32):
+                target[g * 32 + i] = f32(block)[i * 16 + lane]
+            continue
+        scale, minimum = channel_scale(matrix.kind, block, head, lane)
+        wide = matrix.kind == formats.Q8_F16 or matrix.kind == formats.Q8_F32
+        for i in range(32):
+            if wide:
+                value = np.int32(u8(block)[i // 4 * 64 + lane * 4 + i % 4]) - np.int32(128)
+            else:
+                pair = np.int32(u8(block)[i // 8 * 64 + lane * 4 + i % 4])
+                value = (pair >> np.int32(4 * (i // 4 % 2))) & np.int32(15)
+            target[g * 32 + i] = scale * np.float32(value) + minimum
+
+
+@compiled
+def normalise(m, source, weight, bias, out):  # type: ignore[no-untyped-def]
+    if m.layer_norm:
+        layer_norm(source, m.hidden, weight, bias, m.eps, out)
+    else:
+        rms_norm(source, m.hidden, weight, m.eps, out)
+
+
+@compiled
+def prepare(m, s, weight, bias, source, stride, index, rows, groups, member, members):  # type: ignore[no-untyped-def]
+    """Norm (where `weight` is given) and quantise `rows` rows for the next product; gives the first prepared row.
+
+    Few rows: each thread its own copy. Many: each thread its share, then they meet.
+    """
+    private = rows <= PRIVATE
+    base = member * PRIVATE if private else 0
+    first, last = (0, rows) if private else share(rows, member, members)
+    for r in range(first, last):
+        at = source + (r if index == 0 else np.int64(i32(index)[r])) * stride
+        if weight != 0:
+            target = s.normed + (base + r) * s.x_stride
+            normalise(m, at, weight, bias, target)
+            at = target
+        if m.integers:
+            meta = s.meta + (base + r) * s.meta_stride
+            quantise_row(at, groups, s.q + (base + r) * s.q_stride, meta, meta + s.meta_plane, meta + 2 * s.meta_plane)
+    if not private:
+        meet(s.sync, members)
+    return base
+
+
+@compiled
+def multiply_tile(isa, matrix, tile, s, base, floats, stride, rows, out):  # type: ignore[no-untyped-def]
+    """out [8, 16] = tile number `tile` times `rows` <= 8 prepared rows from `base` on; the bias is added."""
+    w = matrix.data + tile * matrix.tile_bytes
+    meta = s.meta + base * s.meta_stride
+    x, x_stride = s.q + base * s.q_stride, s.q_stride
+    if matrix.kind == formats.F32:
+        x, x_stride = floats, stride
+    count = 8 if rows == 7 else rows
+    multiply(isa, matrix.kind, count, w, matrix.groups, x, x_stride, meta, s.meta_stride, s.meta_plane, out)
+    if matrix.bias != 0:
+        y, bias = f32(out), f32(matrix.bias + tile * 64)
+        for r in range(rows):
+            for c in range(16):
+                y[r * 16 + c] += bias[c]
+
+
+@compiled
+def project(isa, matrix, s, base, floats, stride, rows, target, target_stride, action, member, members):  # type: ignore[no-untyped-def]
+    """target[r] = (or +=) matrix times prepared row r, for this thread's tiles."""
+    out = s.tile + member * 2048
+    y = f32(out)
+    first, last = share(matrix.tiles, member, members)
+    for span in range(0, rows, _SPAN):
+        for tile in range(first, last):
+            for r in range(span, min(span + _SPAN, rows), MAX_ROWS):
+                n = min(MAX_ROWS, rows - r)
+                multiply_tile(isa, matrix, tile, s, base + r, floats + r * stride, stride, n, out)
+                for i in range(n):
+                    z = f32(target + (r + i) * target_stride + tile * 64)
+                    if action == ADD:
+                        for c in range(16):
+                            z[c] += y[i * 16 + c]
+                    else:
+                        for c in range(16):
+                            z[c] = y[i * 16 + c]
+
+
+@compiled
+def project_gated(isa, gate, up, m, s, base, floats, stride, rows, member, members):  # type: ignore[no-untyped-def]
+    """hidden[r] = act(gate) * up, or act(up) where the model has no gate."""
+    out, other = s.tile + member * 2048, s.tile + member * 2048 + 512
+    y, u = f32(out), f32(other)
+    first, last = share(up.tiles, member, members)
+    for span in range(0, rows, _SPAN):
+        for tile in range(first, last):
+            for r in range(span, min(span + _SPAN, rows), MAX_ROWS):
+                n = min(MAX_ROWS, rows - r)
+                x = floats + r * stride
+                multiply_tile(isa, gate if m.gated else up, tile, s, base + r, x, stride, n, out)
+                activate(m.activation, out, n * 16)
+                if m.gated:
+                    multiply_tile(isa, up, tile, s, base + r, x, stride, n, other)
+                    for i in range(n * 16):
+                        y[i] *= u[i]
+                for i in range(n):
+                    z = f32(s.hidden + (r + i) * s.hidden_stride + tile * 64)
+                    for c in range(16):
+                        z[c] = y[i * 16 + c]
+
+
+@compiled
+def embed_rows(m, s, matrix, member, members):  # type: ignore[no-untyped-def]
+    """x = the tokens' embeddings, plus learned positions where the model has them."""
+    first, last = share(s.rows, member, members)
+    for r in range(first, last):
+        target = s.x + r * s.x_stride
+        expand_channel(matrix, np.int64(i32(s.tokens)[r]), target)
+        if m.pos_embed != 0:
+            at = np.int64(i32(s.positions)[r]) + m.position_offset
+            x, learned = f32(target), f32(m.pos_embed + at * m.hidden * 4)
+            for i in range(m.hidden):
+                x[i] += learned[i]
+    meet(s.sync, members)
+
+
+@compiled
+def run_layer(isa, m, s, layer, matrices, cache, number, member, members):  # type: ignore[no-untyped-def]
+    rows = s.rows
+    base = prepare(
+        m, s, layer.attn_norm, layer.attn_norm_bias, s.x, s.x_stride, 0, rows, matrices[WQ].groups, member, members
+    )
+    normed = s.normed + base * s.x_stride
+    for c in range(3):
+        column = 0 if c == 0 else m.q_width + (0 if c == 1 else m.kv_width)
+        target = s.qkv + column * 4
+        project(isa, matrices[c], s, base, normed, s.x_stride, rows, target, s.qkv_stride, STORE, member, members)
+    meet(s.sync, members)
+    place_heads(m, s, layer, cache, member, members)
+    meet(s.sync, members)
+    if rows <= SPLIT:
+        attend_split(m, s, layer, cache, number, member, members)
+    else:
+        attend_whole(m, s, layer, cache, number, member, members)
+    meet(s.sync, members)
+    base = prepare(m, s, 0, 0, s.mixed, s.mixed_stride, 0, rows, matrices[WO].groups, member, members)
+    project(isa, matrices[WO], s, base, s.mixed, s.mixed_stride, rows, s.x, s.x_stride, ADD, member, members)
+    meet(s.sync, members)
+    base = prepare(
+        m, s, layer.mlp_norm, layer.mlp_norm_bias, s.x, s.x_stride, 0, rows, matrices[UP].groups, member, members
+    )
+    normed = s.normed + base * s.x_stride
+    project_gated(isa, matrices[GATE], matrices[UP], m, s, base, normed, s.x_stride, rows, member, members)
+    meet(s.sync, members)
+    base = prepare(m, s, 0, 0, s.hidden, s.hidden_stride, 0, rows, matrices[DOWN].groups, member, members)
+    project(isa, matrices[DOWN], s, base, s.hidden, s.hidden_stride, rows, s.x, s.x_stride, ADD, member, members)
+    meet(s.sync, members)
+    if layer.tap >= 0:
+        copy_features(m, s, layer.tap, member, members)
+
+
+@compiled
+def copy_features(m, s, tap, member, members):  # type: ignore[no-untyped-def]
+    """features[tap] = x."""
+    first, last = share(s.rows, member, members)
+    for r in range(first, last):
+        x, y = f32(s.x + r * s.x_stride), f32(s.features + (tap * s.rows + r) * m.hidden * 4)
+        for i in range(m.hidden):
+            y[i] = x[i]
+
+
+@compiled
+def read_out(isa, m, s, matrix, member, members):  # type: ignore[no-untyped-def]
+    """Best token (lowest id of the best; NaN counts as best) of every logit row, and the logits where wanted."""
+    rows, out = s.wanted, s.tile + member * 2048
+    base = prepare(
+        m, s, m.final_norm, m.final_norm_bias, s.x, s.x_stride, s.logit_rows, rows, matrix.groups, member, members
+    )
+    y, lead, found = f32(out), f32(s.lead + member * rows * 4), i64(s.best + member * rows * 8)
+    for r in range(rows):
+        lead[r] = np.float32(-np.inf)
+        found[r] = matrix.n
+    first, last = share(matrix.tiles, member, members)
+    for span in range(0, rows, _SPAN):
+        for tile in range(first, last):
+            for r in range(span, min(span + _SPAN, rows), MAX_ROWS):
+                n, x = min(MAX_ROWS, rows - r), s.normed + (base + r) * s.x_stride
+                multiply_tile(isa, matrix, tile, s, base + r, x, s.x_stride, n, out)
+                channels = min(16, matrix.n - tile * 16)
+                for i in range(n):
+                    if s.logits != 0:
+                        z = f32(s.logits + ((r + i) * matrix.n + tile * 16) * 4)
+                        for c in range(channels):
+                            z[c] = y[i * 16 + c]
+                    for c in range(channels):
+                        value = y[i * 16 + c]
+                        if value > lead[r + i] or (value != value and lead[r + i] == lead[r + i]):
+                            lead[r + i] = value
+                            found[r + i] = tile * 16 + c
+    meet(s.sync, members)
+    if member == 0:
+        settle(s, rows, matrix.n, members)
+
+
+@compiled
+def settle(s, rows, vocabulary, members):  # type: ignore[no-untyped-def]
+    """Choose among the threads' best tokens; threads hold ascending ranges of the vocabulary."""
+    for r in range(rows):
+        top, winner = f32(s.lead)[r], i64(s.best)[r]
+        for t in range(1, members):
+            value = f32(s.lead)[t * rows + r]
+            if value > top or (value != value and top == top):
+                top, winner = value, i64(s.best)[t * rows + r]
+        i64(s.best)[r] = winner if winner < vocabulary else 0
+
+
+@njit(nogil=True, error_model="numpy", cache=True)
+def run_step(isa, model, layers, matrices, caches, step, first, last, member, members):  # type: ignore[no-untyped-def]
+    """Layers first .. last - 1; before layer 0 the embedding, after the last layer the LM head."""
+    m, s = model[0], step[0]
+    if first == 0:
+        embed_rows(m, s, matrices[m.num_layers, EMBED], member, members)
+    for number in range(first, last):
+        run_layer(isa, m, s, layers[number], matrices[number], caches[number], number, member, members)
+    if last == m.num_layers and s.wanted > 0:
+        read_out(isa, m, s, matrices[m.num_layers, HEAD], member, members)
+    meet(s.sync, members)

@@ -1,0 +1,67 @@
+"""The paged KV cache of the compiled decoder, in main memory."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.errors import CapacityError, ConfigError
+from outrider.kernels.cpu.layout import CACHE
+from outrider.kernels.cpu.vectors import BFLOAT16, FLOAT32, INT8
+
+KINDS = {"float32": FLOAT32, "bfloat16": BFLOAT16, "int8": INT8}
+_TYPES = {FLOAT32: np.float32, BFLOAT16: np.uint16, INT8: np.int8}
+
+
+class PagedKVCache:
+    """Keys and values of all layers, [pages, kv_heads, page_size, head_dim] each, read and written in place.
+
+    head_dim is rounded up to 16 (the pad is zero). bfloat16 is held as the upper halves of fp32 in uint16; int8 has one
+    fp32 scale per entry and head, [pages, kv_heads, page_size].
+    """
+
+    def __init__(
+        self, num_layers: int, num_pages: int, page_size: int, kv_heads: int, head_dim: int, dtype: str = "float32"
+    ) -> None:
+        if dtype not in KINDS:
+            raise ConfigError.unknown(dtype, KINDS, "kv_cache_dtype")
+        self.num_pages, self.page_size, self.dtype, self.kind = num_pages, page_size, dtype, KINDS[dtype]
+        shape = (num_pages, kv_heads, page_size, -(-head_dim // 16) * 16)
+        element = _TYPES[self.kind]
+        try:
+            self.keys = [np.zeros(shape, element) for _ in range(num_layers)]
+            self.values = [np.zeros(shape, element) for _ in range(num_layers)]
+            scales = shape[:3] if self.kind == INT8 else (0, 0, 0)
+            self.key_scales = [np.zeros(scales, np.float32) for _ in range(num_layers)]
+            self.value_scales = [np.zeros(scales, np.float32) for _ in range(num_layers)]
+        except MemoryError as error:
+            raise CapacityError(f"no memory for {num_pages} KV pages; lower max_model_len or kv_memory") from error
+        self.nbytes = sum(array.nbytes for array in self._arrays())
+        self.table = np.zeros(num_layers, CACHE)
+        for name in ("keys", "values", "key_scales", "value_scales"):
+            self.table[name] = [array.ctypes.data for array in getattr(self, name)]
+
+    def move(self, source: int, target: int) -> None:
+        """Copy one slot's K and V in every layer."""
+        page, offset = divmod(source, self.page_size)
+        new_page, new_offset = divmod(target, self.page_size)
+        for array in self._filled():
+            array[new_page, :, new_offset] = array[page, :, offset]
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy one page in every layer."""
+        for array in self._filled():
+            array[target] = array[source]
+
+    def _arrays(self) -> list[NDArray]:
+        return [*self.keys, *self.values, *self.key_scales, *self.value_scales]
+
+    def _filled(self) -> list[NDArray]:
+        return [array for array in self._arrays() if array.size]
+
+
+def entry_bytes(kv_heads: int, head_dim: int, dtype: str) -> int:
+    """Bytes of one token's K and V in one layer."""
+    item = np.dtype(_TYPES[KINDS[dtype]]).itemsize
+    scale = 4 if dtype == "int8" else 0
+    return 2 * kv_heads * (-(-head_dim // 16) * 16 * item + scale)

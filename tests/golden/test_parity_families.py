@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from random_models import SMALL, Driver, cut, hf_logits, paths_of, read, save_random
+from random_models import SMALL, Driver, cut, hf_logits, paths_of, save_random
 
 from outrider.models.decoder import ReferenceDecoder
+from outrider.models.load import load_model
 
 TOKENS = [int(t) for t in np.random.default_rng(7).integers(3, 97, 26)]
 OTHERS = {1: [5, 9, 11, 40, 3], 2: [96, 8]}
@@ -60,8 +61,8 @@ def pair(request, tmp_path_factory):
     """transformers' logits of TOKENS, and our decoder of the same saved folder."""
     folder = tmp_path_factory.mktemp(request.param)
     model = save_random(folder, MODELS[request.param])
-    spec, weights = read(folder)
-    return hf_logits(model, TOKENS), ReferenceDecoder.build(spec, weights, taps=(0, spec.num_layers - 1))
+    ours = load_model(str(folder))
+    return hf_logits(model, TOKENS), ReferenceDecoder.build(ours.spec, ours.weights, taps=(0, ours.spec.num_layers - 1))
 
 
 def agrees(ours: np.ndarray, theirs: np.ndarray) -> bool:

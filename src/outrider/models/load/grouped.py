@@ -137,6 +137,15 @@ def _requantise(q: Bytes | NDArray[np.int8], scale: Float32, minimum: Float32 | 
     return np.rint(values, out=values).astype(np.int8), step, None
 
 
+def values_of(groups: GroupedInts) -> Float32:
+    """scale * q + minimum, fp32 [N, K]: what dequantising the stored blocks gives, for the exact types."""
+    scale = groups.scale[..., None]
+    values = np.multiply(groups.q.reshape(*groups.scale.shape, GROUP), scale, dtype=np.float32)
+    if groups.minimum is not None:
+        values += groups.minimum[..., None]
+    return values.reshape(groups.q.shape)
+
+
 UNPACK: dict[GGMLQuantizationType, tuple[Callable[[Bytes], Part], Literal[4, 8]]] = {
     GGMLQuantizationType.Q4_0: (_q4_0, 4),
     GGMLQuantizationType.Q4_1: (_q4_1, 4),
@@ -147,3 +156,13 @@ UNPACK: dict[GGMLQuantizationType, tuple[Callable[[Bytes], Part], Literal[4, 8]]
     GGMLQuantizationType.Q5_K: (_q5_k, 8),
     GGMLQuantizationType.Q6_K: (_q6_k, 8),
 }
+
+EXACT = frozenset(
+    {
+        GGMLQuantizationType.Q4_0,
+        GGMLQuantizationType.Q4_1,
+        GGMLQuantizationType.Q4_K,
+        GGMLQuantizationType.Q8_0,
+        GGMLQuantizationType.Q5_0,
+    }
+)

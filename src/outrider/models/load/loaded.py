@@ -45,8 +45,7 @@ def load_model(
     Raises ModelError (ChecksumError) for what cannot be found, read or supported, CapacityError for a full disk.
     """
     found = resolve(name, revision=revision, token=token, cache_dir=cache_dir, progress=progress)
-    load = _load_gguf if found.path.suffix == ".gguf" else _load_folder
-    spec, weights, tokenizer = load(found.path)
+    spec, weights, tokenizer = _load(found.path)
     check_weights(spec, weights)
     if tokenizer.vocab_size > spec.vocab_size:
         raise ModelError(
@@ -58,6 +57,14 @@ def load_model(
 
 
 Parts = tuple[DecoderSpec, Weights, Tokenizer]
+
+
+def _load(path: Path) -> Parts:
+    try:
+        return _load_gguf(path) if path.suffix == ".gguf" else _load_folder(path)
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        # What a file holds is not to be trusted: a field of another kind than its format says ends up here.
+        raise ModelError(f"{path} is damaged or of an unknown layout ({error!r}); fetch it again") from error
 
 
 def _load_gguf(path: Path) -> Parts:

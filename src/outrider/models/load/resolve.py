@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from difflib import get_close_matches
 from pathlib import Path
@@ -37,9 +38,9 @@ def resolve(
     if name in CATALOGUE:
         return Found(_from_catalogue(CATALOGUE[name], cache_dir, progress), "catalogue")
     path = Path(name).expanduser()
-    if path.is_dir():
+    if os.path.isdir(path):
         return _in_folder(path)
-    if path.is_file():
+    if os.path.isfile(path):
         return Found(_readable(path), "gguf")
     hub_cache = Path(cache_dir).expanduser() / "hub" if cache_dir else None
     if not name.startswith((".", "~", "/")):

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import zip_longest
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
@@ -56,7 +55,7 @@ class Tokenizer:
         self._special = frozenset(token for token, entry in added.items() if entry.special)
         self._controls = {added[token].content: token for token in self._special}
         self._pieces = _pieces(backend)
-        self._byte_level, self.strips_first_space = _decoder_kind(backend)
+        self._spell, self.strips_first_space = _spelling(backend)
         self.eos_token_ids = tuple(dict.fromkeys(eos_token_ids))
 
     @property
@@ -77,7 +76,7 @@ class Tokenizer:
         """Token ids of a text. `add_special` puts what the model wants around every text (such as a BOS token)."""
         with self._lock:
             self._backend.encode_special_tokens = not allow_special
-            return list(self._backend.encode(text, add_special_tokens=add_special).ids)
+            return list(self._backend.encode(_well_formed(text), add_special_tokens=add_special).ids)
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """Text of tokens; bytes that are no valid UTF-8 become U+FFFD."""
@@ -87,11 +86,9 @@ class Tokenizer:
     def token_bytes(self, token: int) -> bytes:
         """The bytes one token stands for; empty for an id that is padding or beyond the vocabulary."""
         if token in self._added:
-            return self._added[token].encode("utf-8", "surrogateescape")
+            return self._added[token].encode()
         piece = self._pieces[token] if 0 <= token < len(self._pieces) else None
-        if piece is None:
-            return b""
-        return _byte_level_bytes(piece) if self._byte_level else _sentencepiece_bytes(piece)
+        return b"" if piece is None else self._spell(piece)
 
     def is_special(self, token: int) -> bool:
         """Whether a token is a control token: it steers the model and is no part of the text."""
@@ -133,11 +130,9 @@ class Tokenizer:
         """Encode rendered text; where users wrote control tokens, piece by piece, so that theirs stay text."""
         if fence.mark not in text:
             return self.encode(text, allow_special=True)
-        plain, controls = fence.split(text)[::2], fence.split(text)[1::2]
         ids: list[int] = []
-        for piece, control in zip_longest(plain, controls):
-            ids += self.encode(piece) if piece else []
-            ids += [self._controls[control]] if control else []
+        for number, piece in enumerate(fence.split(text)):
+            ids += [self._controls[piece]] if number % 2 else self.encode(piece)
         return ids
 
 
@@ -150,24 +145,40 @@ def _pieces(backend: Backend) -> list[str | None]:
     return pieces
 
 
-def _decoder_kind(backend: Backend) -> tuple[bool, bool]:
-    """Whether pieces spell bytes the GPT-2 way, and whether decoding strips one space at the very beginning.
+def _spelling(backend: Backend) -> tuple[Callable[[str], bytes], bool]:
+    """How pieces spell bytes, and whether decoding strips one space at the very beginning.
 
     The library gives a component's settings only as the JSON of its saved state.
     """
-    state = json.loads(backend.decoder.__getstate__()) if backend.decoder else {"type": "none"}
+    if backend.decoder is None:
+        return _word_bytes, True
+    state = json.loads(backend.decoder.__getstate__())
     parts = state.get("decoders", [state])
     kinds = {part["type"] for part in parts}
     if kinds == {"ByteLevel"}:
-        return True, False
+        return _byte_level_bytes, False
     if kinds <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}:
         strips = [p for p in parts if p["type"] == "Strip" and p["content"] == " " and p["start"]]
         spaced = [p for p in parts if p["type"] == "Metaspace" and p.get("prepend_scheme") != "never"]
-        return False, bool(strips or spaced)
+        return _sentencepiece_bytes, bool(strips or spaced)
     raise ModelError(
         f"the tokenizer decodes with {', '.join(sorted(kinds))}, which is not supported; "
         "supported: byte-level BPE and sentencepiece"
     )
+
+
+def _well_formed(text: str) -> str:
+    """The text with U+FFFD for lone surrogates, which JSON can carry and UTF-8 cannot."""
+    try:
+        text.encode()
+        return text
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _word_bytes(piece: str) -> bytes:
+    """Without a decoder, pieces are words with a space between them."""
+    return b" " + piece.encode()
 
 
 def _byte_level_bytes(piece: str) -> bytes:
@@ -183,4 +194,4 @@ def _sentencepiece_bytes(piece: str) -> bytes:
             return bytes([int(piece[3:5], 16)])
         except ValueError:
             pass
-    return piece.replace(SPACE_MARK, " ").encode("utf-8", "surrogateescape")
+    return piece.replace(SPACE_MARK, " ").encode()

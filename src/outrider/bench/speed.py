@@ -1,0 +1,184 @@
+"""Decode speed, acceptance and time per phase, for several ways to speculate, in turns in one run.
+
+    outrider bench speed smollm2-135m --modes plain,ngram --concurrency 1,8 --requests 4 --repeats 3
+
+Every mode answers the same prompts in every round; a figure is the median of the rounds, and ratios are taken within a
+round. Answers are compared with those of the first mode, token by token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from outrider.api.llm import LLM
+from outrider.api.outputs import RequestOutput, SpeculativeMetrics
+from outrider.bench.record import note, percentile
+from outrider.bench.workloads import Prompt
+from outrider.errors import ConfigError
+from outrider.types import SamplingParams
+
+#: Ways to speculate by name; a table of speculative_config may stand instead of a name.
+MODES: Mapping[str, Mapping[str, Any] | str | None] = {
+    "plain": None,
+    "auto": "auto",
+    "ngram": {"drafters": ["ngram"], "num_speculative_tokens": 4},
+    "suffix": {"drafters": ["suffix"], "num_speculative_tokens": 4},
+    "majority": {"drafters": ["ngram", "suffix"], "vote": "majority", "num_speculative_tokens": 4},
+    "hedge": {"drafters": ["ngram", "suffix"], "vote": "hedge", "num_speculative_tokens": 4},
+    "goodput": {
+        "drafters": ["ngram", "suffix"],
+        "vote": "hedge",
+        "length": "goodput",
+        "num_speculative_tokens": [0, 8],
+    },
+}
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One way to speculate."""
+
+    name: str
+    config: Mapping[str, Any] | str | None
+
+    @classmethod
+    def parse(cls, text: str) -> Mode:
+        """A mode by its name."""
+        if text not in MODES:
+            raise ConfigError.unknown(text, MODES, "--modes")
+        return cls(text, MODES[text])
+
+
+@dataclass
+class Round:
+    """One mode's answers to one group of prompts in one round."""
+
+    seconds: float
+    outputs: list[RequestOutput]
+    draft_s: float
+    verify_s: float
+    overhead_s: float
+    steps: int
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(sample.token_ids) for output in self.outputs for sample in output.outputs)
+
+    @property
+    def answers(self) -> list[list[int]]:
+        return [sample.token_ids for output in self.outputs for sample in output.outputs]
+
+
+@dataclass
+class Case:
+    """One cell of the table: a mode at a concurrency on a task, over all rounds."""
+
+    mode: str
+    concurrency: int
+    task: str
+    rounds: list[Round] = field(default_factory=list)
+
+    def row(self, reference: Case) -> dict[str, Any]:
+        """The record's row; the ratio is the median over rounds of this mode's speed over the reference's."""
+        outputs = [output for r in self.rounds for output in r.outputs]
+        speculative = total(outputs)
+        speeds = [r.tokens / r.seconds for r in self.rounds]
+        ratios = [s / (r.tokens / r.seconds) for s, r in zip(speeds, reference.rounds, strict=True)]
+        first = [1e3 * (output.metrics.first_token_s or 0) for output in outputs]
+        each = [per_token_ms(output) for output in outputs]
+        steps = max(1, sum(r.steps for r in self.rounds))
+        return {
+            "mode": self.mode,
+            "concurrency": self.concurrency,
+            "task": self.task,
+            "requests": len(self.rounds[0].outputs),
+            "output_tokens": self.rounds[0].tokens,
+            "output_tokens_per_second": median(speeds),
+            "ratio_to_" + reference.mode: median(ratios),
+            "ttft_ms_p50": percentile(first, 50),
+            "ttft_ms_p99": percentile(first, 99),
+            "tpot_ms_p50": percentile(each, 50),
+            "tpot_ms_p99": percentile(each, 99),
+            "num_drafts": speculative.num_drafts,
+            "num_draft_tokens": speculative.num_draft_tokens,
+            "num_accepted_tokens": speculative.num_accepted_tokens,
+            "acceptance_length": speculative.acceptance_length,
+            "per_position": speculative.per_position,
+            "draft_ms": 1e3 * sum(r.draft_s for r in self.rounds) / steps,
+            "verify_ms": 1e3 * sum(r.verify_s for r in self.rounds) / steps,
+            "overhead_ms": 1e3 * sum(r.overhead_s for r in self.rounds) / steps,
+            "identical_to_" + reference.mode: all(
+                mine.answers == theirs.answers for mine, theirs in zip(self.rounds, reference.rounds, strict=True)
+            ),
+        }
+
+
+def measure(
+    llm: LLM,
+    modes: Sequence[Mode],
+    prompts: Sequence[Prompt],
+    *,
+    concurrency: int,
+    max_tokens: int,
+    repeats: int,
+    by_task: bool,
+) -> list[dict[str, Any]]:
+    """Rows of every mode: the mixed stream, and every task alone where asked for."""
+    groups = {"mixed": list(prompts)}
+    if by_task:
+        groups |= {task: [p for p in prompts if p.task == task] for task in dict.fromkeys(p.task for p in prompts)}
+    rows = []
+    for task, members in groups.items():
+        cases = [Case(mode.name, concurrency, task) for mode in modes]
+        for turn in range(repeats):
+            for mode, case in rotate(list(zip(modes, cases, strict=True)), turn):
+                done = answer(llm, mode, members, concurrency, max_tokens)
+                case.rounds.append(done)
+                note(f"{task} x{concurrency} {mode.name}: {done.tokens / done.seconds:.1f} tokens/s")
+        rows += [case.row(cases[0]) for case in cases]
+    return rows
+
+
+def answer(llm: LLM, mode: Mode, prompts: Sequence[Prompt], concurrency: int, max_tokens: int) -> Round:
+    """Answer the prompts in one mode, `concurrency` at a time, each until max_tokens."""
+    llm.set_speculative_config(mode.config)
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    messages = [[{"role": "user", "content": prompt.text}] for prompt in prompts]
+    started, outputs = perf_counter(), []
+    for at in range(0, len(messages), concurrency):
+        outputs += llm.chat(messages[at : at + concurrency], params)
+    seconds = perf_counter() - started
+    report = llm.speculation_report()
+    return Round(seconds, outputs, report.draft_s, report.verify_s, report.overhead_s, report.steps)
+
+
+def rotate(items: list[Any], turn: int) -> list[Any]:
+    """Another order every round, so that no mode always runs behind the same one."""
+    at = turn % len(items)
+    return items[at:] + items[:at]
+
+
+def total(outputs: Sequence[RequestOutput]) -> SpeculativeMetrics:
+    """Speculation over several answers."""
+    result = SpeculativeMetrics()
+    for output in outputs:
+        one = output.metrics.speculative
+        result.num_drafts += one.num_drafts
+        result.num_draft_tokens += one.num_draft_tokens
+        result.num_accepted_tokens += one.num_accepted_tokens
+        longest = max(len(result.accepted_per_position), len(one.accepted_per_position))
+        result.accepted_per_position += [0] * (longest - len(result.accepted_per_position))
+        for position, count in enumerate(one.accepted_per_position):
+            result.accepted_per_position[position] += count
+    return result
+
+
+def per_token_ms(output: RequestOutput) -> float:
+    """Milliseconds per token behind the first."""
+    tokens = sum(len(sample.token_ids) for sample in output.outputs)
+    first, last = output.metrics.first_token_s or 0.0, output.metrics.finished_s or 0.0
+    return 1e3 * (last - first) / max(1, tokens - 1)

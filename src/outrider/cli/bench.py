@@ -1,0 +1,87 @@
+"""`outrider bench ...`: measurements whose last line on stdout is one JSON record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from outrider.cli import options as opt
+
+app = typer.Typer(
+    help="Measure speed, context, serving, or compare with peers.",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+Model = Annotated[str, typer.Argument(help="Alias, folder, .gguf file or hub id.")]
+Data = Annotated[
+    str | None, typer.Option(help="Folder with spec_bench.jsonl; default: OUTRIDER_DATA, else own prompts.")
+]
+Out = Annotated[Path | None, typer.Option(help="Write the record to this file too.")]
+Repeats = Annotated[int, typer.Option(min=1, help="Rounds; figures are medians.")]
+
+
+@app.command()
+def speed(
+    model: Model = "smollm2-135m",
+    modes: Annotated[
+        str, typer.Option(help="Ways to speculate, comma separated; the first is the reference.")
+    ] = "plain,auto",
+    concurrency: Annotated[str, typer.Option(help="Requests at a time, comma separated.")] = "1",
+    tasks: Annotated[str | None, typer.Option(help="Tasks, comma separated; default: all.")] = None,
+    requests: Annotated[int, typer.Option(min=1, help="Prompts per task.")] = 2,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens per answer.")] = 128,
+    repeats: Repeats = 3,
+    by_task: Annotated[bool, typer.Option("--by-task", help="A row per task besides the mixed stream.")] = False,
+    roofline: Annotated[
+        bool, typer.Option("--roofline", help="Measure bandwidth and the cost of 1 to 16 rows.")
+    ] = False,
+    data: Data = None,
+    out: Out = None,
+    dtype: opt.Dtype = "auto",
+    kv_cache_dtype: opt.KvDtype = "auto",
+    threads: opt.Threads = None,
+) -> None:
+    """Measure decode speed in several modes, in turns.
+
+    Example: outrider bench speed smollm2-135m --modes plain,ngram,goodput --concurrency 1,8
+    """
+    from outrider.api.llm import LLM
+    from outrider.bench import record, speed, table
+    from outrider.bench.roofline import roof
+    from outrider.bench.workloads import load_prompts
+
+    wanted = [speed.Mode.parse(name) for name in split(modes)]
+    levels = [int(level) for level in split(concurrency)]
+    prompts = load_prompts(data, split(tasks) if tasks else None, requests)
+    with LLM(
+        model,
+        speculative_config=None,
+        dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
+        threads=threads,
+        max_num_seqs=max(levels),
+        prefix_caching=False,
+    ) as llm:
+        for mode in wanted:  # compile and touch everything before anything is timed
+            speed.answer(llm, mode, prompts[:1], 1, 8)
+        rows = []
+        for level in levels:
+            rows += speed.measure(
+                llm, wanted, prompts, concurrency=level, max_tokens=max_tokens, repeats=repeats, by_task=by_task
+            )
+        more = {"roofline": roof(llm)} if roofline else {}
+        config = llm.describe()
+    ratio = f"ratio_to_{wanted[0].name}"
+    columns = ["task", "concurrency", "mode", "output_tokens_per_second", ratio, "acceptance_length", "draft_ms"]
+    table.show(rows, [*columns, "verify_ms", "overhead_ms", f"identical_to_{wanted[0].name}"], f"speed of {model}")
+    record.emit(record.new_record("speed", config, rows, **more), out)
+
+
+def split(text: str) -> list[str]:
+    """Words between commas."""
+    return [word.strip() for word in text.split(",") if word.strip()]

@@ -272,8 +272,8 @@ def test_summaries_follow_pages():
     summaries.fold(np.arange(PAGE, dtype=np.int32), old)
     summaries.copy(0, 2)
     summaries.fold(np.arange(3, dtype=np.int32), np.ones((1, 3, KV, DIM), np.float32))
-    assert (summaries.high[:, 0] == 1).all()
-    assert (summaries.low[:, 2] == 50).all()
+    assert (summaries.bounds[:, 0] == 1).all()
+    assert (summaries.bounds[:, 2] == 50).all()
     with pytest.raises(ConfigError, match="divisor"):
         PageSummaries(1, 3, KV, PAGE, DIM, unit=3)
 

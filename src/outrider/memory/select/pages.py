@@ -28,22 +28,20 @@ class PageSummaries:
         if self.unit < 1 or page_size % self.unit:
             raise ConfigError(f"unit = {unit} is refused; use a divisor of the page size {page_size}", "unit")
         self.per_page = page_size // self.unit
-        self.low = np.zeros((taps, pages * self.per_page, kv_heads, head_dim), np.float32)
-        self.high = np.zeros_like(self.low)
+        self.bounds = np.zeros((taps, pages * self.per_page, kv_heads, 2, head_dim), np.float32)  # low, high
 
     @property
     def nbytes(self) -> int:
-        return self.low.nbytes + self.high.nbytes
+        return self.bounds.nbytes
 
     def fold(self, slots: Int32, keys: Float32) -> None:
         """Add committed entries: slots [n] in ascending entry order, rotated keys [taps, n, KV heads, head_dim]."""
-        fold_keys(self.low, self.high, slots, keys, self.unit)
+        fold_keys(self.bounds, slots, keys, self.unit)
 
     def copy(self, source: int, target: int) -> None:
         """A page's content was copied to another page."""
         old, new = (slice(page * self.per_page, (page + 1) * self.per_page) for page in (source, target))
-        self.low[:, new] = self.low[:, old]
-        self.high[:, new] = self.high[:, old]
+        self.bounds[:, new] = self.bounds[:, old]
 
 
 class PageSelector:
@@ -63,25 +61,24 @@ class PageSelector:
         self.groups = groups
         self.taps, self._tap_groups = spread_taps(groups, taps_per_group)
         self._tightness = tightness
-        if len(self.taps) != summaries.low.shape[0]:
-            raise ConfigError(f"summaries of {summaries.low.shape[0]} layers for {len(self.taps)} taps", "selector")
+        if len(self.taps) != len(summaries.bounds):
+            raise ConfigError(f"summaries of {len(summaries.bounds)} layers for {len(self.taps)} taps", "selector")
 
     def score(self, view: View) -> Float32 | None:
         if view.queries is None:
             return None
-        kv_heads, head_dim = self.summaries.low.shape[2:]
+        kv_heads, _, head_dim = self.summaries.bounds.shape[2:]
         units = -(-view.length // self.unit)
         mass = np.empty((group_count(self.groups), kv_heads, units), np.float32)
         score_pages(
             np.ascontiguousarray(view.queries, np.float32) * np.float32(head_dim**-0.5),
-            self.summaries.low,
-            self.summaries.high,
+            self.summaries.bounds,
             self._tap_groups,
             view.pages,
             self.summaries.per_page,
             self._tightness,
             mass,
-            np.empty(units, np.float32),
+            np.empty((view.queries.shape[1], units), np.float32),
         )
         return mass
 

@@ -25,6 +25,7 @@ from outrider.types import Batch, Draft, Float32, Result, Verdict
 #: prefix -> the next token, or a whole row of logits.
 Script = Callable[[tuple[int, ...]], "int | Float32"]
 
+ALL_ROWS = (1 << 64) - 1  # an ancestor mask that means "every row before mine"
 UNWRITTEN = -1  # what a slot holds before anything was written to it
 
 
@@ -171,9 +172,9 @@ class ScriptedDecoder:
     @staticmethod
     def _own_rows(batch: Batch, sequence: int, row: int) -> list[int]:
         start = int(batch.row_starts[sequence])
-        if batch.ancestors is None:
+        mask = ALL_ROWS if batch.ancestors is None else int(batch.ancestors[row])
+        if mask == ALL_ROWS:
             return list(range(start, row + 1))
-        mask = int(batch.ancestors[row])
         return [start + bit for bit in range(row - start) if mask >> bit & 1] + [row]
 
     def _logits(self, prefix: tuple[int, ...]) -> Float32:

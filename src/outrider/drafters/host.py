@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -36,20 +36,17 @@ class Store(Protocol):
     def table(self) -> Pages: ...
 
 
-@dataclass(frozen=True)
-class LoadedModel:
-    """A smaller model as a drafter gets it: its decoder and the text of every token of its tokenizer, by id."""
+class Tokenizer(Protocol):
+    """What is asked of the target's tokenizer."""
 
-    decoder: Decoder
-    vocabulary: Sequence[str]
+    @property
+    def vocab_size(self) -> int: ...
 
-
-def _no_models(name: str) -> LoadedModel:
-    raise ConfigError(f"drafter {name!r} needs a model loader, which this engine was started without", "drafters")
+    def first_difference(self, other: Tokenizer) -> tuple[int, str, str] | None: ...
 
 
-def _no_store(decoder: Decoder) -> Store:
-    raise ConfigError("a model drafter needs KV memory, which this engine was started without", "drafters")
+def _no_store(decoder: Decoder, tokens: int) -> Store:
+    raise ConfigError("this drafter needs KV memory, which the engine was started without", "drafters")
 
 
 @dataclass(frozen=True)
@@ -57,13 +54,12 @@ class Host:
     """The target's side of the bargain.
 
     vocab_size: length of the target's tokenizer (not the padded width of its logits); ids from 0 may be proposed.
-    vocabulary: text of every token by id, to compare tokenizers; empty: not compared.
-    aliases: names under which models are known, besides paths and hub ids.
+    new_store: (decoder, tokens) -> KV memory for that many tokens in all.
     """
 
     vocab_size: int
-    vocabulary: Sequence[str] = ()
+    tokenizer: Tokenizer | None = None  # None: tokenizers are not compared
     target: Decoder | None = None
-    aliases: frozenset[str] = frozenset()
-    load_model: Callable[[str], LoadedModel] = _no_models
-    new_store: Callable[[Decoder], Store] = _no_store
+    max_sequences: int = 16
+    max_model_len: int = 2048
+    new_store: Callable[[Decoder, int], Store] = _no_store

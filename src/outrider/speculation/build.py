@@ -2,54 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, TypeVar
 
 from outrider.config import SpeculativeConfig, from_mapping
 from outrider.drafters.base import Drafter
-from outrider.drafters.host import Host
+from outrider.drafters.host import Host, Tokenizer
 from outrider.drafters.registry import create_drafters
 from outrider.errors import ConfigError
-from outrider.speculation.guard import DEFAULT_RULES, GuardedDrafter, GuardRules
+from outrider.models.spec import Decoder
+from outrider.speculation.acceptance import Acceptance, Estimates, NoEstimates
+from outrider.speculation.costs import CostTable, DraftCosts
+from outrider.speculation.goodput import GoodputLength, GoodputRules
+from outrider.speculation.guard import DEFAULT_RULES, Clock, GuardedDrafter, GuardRules
+from outrider.speculation.hedge import HedgeRules, HedgeVote
 from outrider.speculation.length import FixedLength, LengthPolicy, TrendLength, TrendRules
 from outrider.speculation.none import NoSpeculator
 from outrider.speculation.speculator import Speculator
+from outrider.speculation.store import new_store
 from outrider.speculation.vote import MajorityRules, MajorityVote, NoVote, VotePolicy
 
 T = TypeVar("T")
 
+MEASURED_ROWS = 64  # the cost table is measured up to here at start
 DEEPEST = 63  # a tree row's ancestors are 64 bits, the last known token included
 
 
 def build_speculator(
-    config: SpeculativeConfig | None, *, host: Host, rules: GuardRules = DEFAULT_RULES
+    config: SpeculativeConfig | None,
+    *,
+    vocab_size: int,
+    tokenizer: Tokenizer | None = None,
+    decoder: Decoder | None = None,
+    max_sequences: int = 16,
+    max_model_len: int = 2048,
+    measure: Callable[[int], float] | None = None,
 ) -> Speculator | NoSpeculator:
-    """The speculator that a configuration asks for; None or no drafters: plain decoding."""
+    """The speculator that a configuration asks for; None or no drafters: plain decoding.
+
+    vocab_size: length of the target's tokenizer. measure: rows -> seconds of a forward pass of the target, called a few
+    times here where the length is chosen from costs; None: costs are learnt from the steps alone.
+    ConfigError or ModelError where a drafter does not fit the target.
+    """
     if config is None or not config.drafters:
         return NoSpeculator()
-    return assemble(create_drafters(config.drafters, host), config, host.vocab_size, rules)
+    host = Host(vocab_size, tokenizer, decoder, max_sequences, max_model_len, new_store)
+    return assemble(create_drafters(config.drafters, host), config, vocab_size, measure=measure)
 
 
 def assemble(
-    drafters: Sequence[Drafter], config: SpeculativeConfig, vocab_size: int, rules: GuardRules = DEFAULT_RULES
+    drafters: Sequence[Drafter],
+    config: SpeculativeConfig,
+    vocab_size: int,
+    rules: GuardRules = DEFAULT_RULES,
+    measure: Callable[[int], float] | None = None,
+    clock: Clock = perf_counter,
 ) -> Speculator:
     """A speculator of drafters that exist already."""
-    guarded = [GuardedDrafter(drafter, vocab_size, rules) for drafter in drafters]
-    return Speculator(guarded, make_vote(config, [drafter.name for drafter in guarded]), make_length(config))
+    guarded = [GuardedDrafter(drafter, vocab_size, rules, clock) for drafter in drafters]
+    names = [drafter.name for drafter in guarded]
+    asks = config.vote == "hedge" or config.length == "goodput"
+    estimates = Acceptance(names) if asks else NoEstimates()
+    length = make_length(config, estimates, names, measure)
+    return Speculator(guarded, make_vote(config, names), length, estimates, clock)
 
 
 def make_vote(config: SpeculativeConfig, names: Sequence[str]) -> VotePolicy:
     """The vote by name, with its options."""
+    if config.vote == "hedge":
+        return HedgeVote(names, _options(HedgeRules, config.vote_options, "vote_options"))
     if config.vote == "majority":
         return MajorityVote(names, _options(MajorityRules, config.vote_options, "vote_options"))
     _options(_NoOptions, config.vote_options, "vote_options")
     return NoVote(names)
 
 
-def make_length(config: SpeculativeConfig) -> LengthPolicy:
+def make_length(
+    config: SpeculativeConfig,
+    estimates: Estimates,
+    names: Sequence[str],
+    measure: Callable[[int], float] | None = None,
+) -> LengthPolicy:
     """The length policy by name, within the bounds of `num_speculative_tokens`."""
     low, high = bounds(config)
+    if config.length == "goodput":
+        rules = _options(GoodputRules, config.length_options, "length_options")
+        costs = CostTable.measured(measure, MEASURED_ROWS) if measure else CostTable.assumed()
+        return GoodputLength(low, high, estimates, costs, DraftCosts(names), rules)
     if config.length == "trend":
         return TrendLength(max(low, 1), high, _options(TrendRules, config.length_options, "length_options"))
     _options(_NoOptions, config.length_options, "length_options")

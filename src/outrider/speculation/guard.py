@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
@@ -19,6 +19,7 @@ from outrider.speculation.report import DrafterReport
 from outrider.speculation.trial import Trial, depth, head
 from outrider.types import NO_DRAFT, Draft
 
+Clock = Callable[[], float]  # seconds; the simulator brings its own
 log = logging.getLogger(__name__)
 
 
@@ -65,7 +66,9 @@ class Tally:
 class GuardedDrafter:
     """Wraps one drafter: calls it safely, checks what it returns and keeps its tally."""
 
-    def __init__(self, drafter: Drafter, vocab_size: int, rules: GuardRules = DEFAULT_RULES) -> None:
+    def __init__(
+        self, drafter: Drafter, vocab_size: int, rules: GuardRules = DEFAULT_RULES, clock: Clock = perf_counter
+    ) -> None:
         self.name = drafter.name
         self.needs: frozenset[Need] = drafter.needs
         self.off: str | None = None
@@ -73,6 +76,7 @@ class GuardedDrafter:
         self._drafter = drafter
         self._vocab_size = vocab_size
         self._rules = rules
+        self._clock = clock
         self._verify_s = 0.0
         self._in_a_row: Counter[str] = Counter()
         self._slow_in_a_row = 0
@@ -86,7 +90,7 @@ class GuardedDrafter:
         asked = [i for i, deep in enumerate(depths) if deep > 0]
         if self.off or not asked:
             return drafts
-        started, failures = perf_counter(), self.failures
+        started, failures = self._clock(), self.failures
         try:
             given = self._drafter.propose([contexts[i] for i in asked], [depths[i] for i in asked])
             self._check_count(given, len(asked))
@@ -96,20 +100,20 @@ class GuardedDrafter:
             self._fail("propose", error)
         if self.failures == failures:
             self._in_a_row["propose"] = 0
-        self._watch_time(perf_counter() - started)
+        self._watch_time(self._clock() - started)
         return drafts
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Pass the news on."""
         if self.off:
             return
-        started = perf_counter()
+        started = self._clock()
         try:
             self._drafter.observe(observations)
             self._in_a_row["observe"] = 0
         except Exception as error:
             self._fail("observe", error)
-        self.time_s += perf_counter() - started
+        self.time_s += self._clock() - started
 
     def forget(self, sequence_id: int) -> None:
         """Passed on even when switched off."""

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -66,11 +66,11 @@ class FixedLength:
 class TrendRules:
     """Settings of the published length rule; the paper leaves their values open."""
 
-    window: int = 12  # observations the linear trend is fitted to
-    settle: int = 4  # observations of a new length before the next decision
+    window: int = 24  # observations the linear trend is fitted to
+    settle: int = 6  # observations of a new length before the next decision
     step: int = 1  # tokens longer while the ratio improves
     penalty: int = 2  # tokens shorter when it worsens
-    tolerance: float = 0.002  # relative slope per observation below which nothing changes
+    tolerance: float = 0.005  # relative change of the ratio per token of length below which nothing changes
 
     def __post_init__(self) -> None:
         if min(self.window - 1, self.settle, self.step, self.penalty) < 1 or self.tolerance < 0:
@@ -81,16 +81,17 @@ class TrendLength:
     """The published rule: one length for all, moved along the trend of verification time per accepted token.
 
     Minimises t(b, s) / vl(s): t is the time of one verification, vl the mean number of tokens it gains per request.
-    A falling ratio lengthens, a rising one shortens by a penalty step; after a change nothing is decided before every
-    draft of an old length is verified and gone.
+    A line is fitted to the ratio over the lengths tried lately: where it falls with the length, lengthen; where it
+    rises, shorten by a penalty step. Where only one length was tried lately, try a neighbour. After a change nothing
+    is decided before every draft of an old length is verified and gone.
     """
 
-    def __init__(self, low: int, high: int, rules: TrendRules = TrendRules()) -> None:
+    def __init__(self, low: int, high: int, rules: TrendRules | None = None) -> None:
         self.max_depth = high
         self.length = (low + high) // 2
         self._low = low
-        self._rules = rules
-        self._ratios: deque[float] = deque(maxlen=rules.window)
+        self._rules = rules or TrendRules()
+        self._ratios: deque[tuple[int, float]] = deque(maxlen=self._rules.window)
         self._in_flight: dict[int, int] = {}  # sequence -> length its open draft was asked with
         self._settled = 0
 
@@ -109,9 +110,9 @@ class TrendLength:
         gained = [len(trial.truth) for trial in trials if trial.truth]
         if not gained or timing.verify_s <= 0:
             return
-        self._ratios.append(timing.verify_s * len(gained) / sum(gained))
         if any(length != self.length for length in self._in_flight.values()):
             return
+        self._ratios.append((self.length, timing.verify_s * len(gained) / sum(gained)))
         self._settled += 1
         if self._settled >= self._rules.settle:
             self._decide()
@@ -120,19 +121,21 @@ class TrendLength:
         self._in_flight.pop(sequence_id, None)
 
     def _decide(self) -> None:
-        slope = relative_slope(self._ratios)
-        if abs(slope) <= self._rules.tolerance:
-            return
-        change = self._rules.step if slope < 0 else -self._rules.penalty
+        if len({length for length, _ in self._ratios}) == 1:
+            change = self._rules.step if self.length < self.max_depth else -self._rules.step
+        else:
+            slope = relative_slope(self._ratios)
+            if abs(slope) <= self._rules.tolerance:
+                return
+            change = self._rules.step if slope < 0 else -self._rules.penalty
         self.length = min(self.max_depth, max(self._low, self.length + change))
         self._settled = 0
 
 
-def relative_slope(values: Sequence[float] | deque[float]) -> float:
-    """Least-squares slope per observation, relative to the mean; 0 for fewer than two values."""
-    count = len(values)
-    if count < 2:
-        return 0.0
-    middle, mean = (count - 1) / 2, sum(values) / count
-    covariance = sum((i - middle) * (value - mean) for i, value in enumerate(values))
-    return covariance / sum((i - middle) ** 2 for i in range(count)) / mean
+def relative_slope(points: Iterable[tuple[float, float]]) -> float:
+    """Least-squares slope of y over x, relative to the mean y; 0 where all x are equal."""
+    points = list(points)
+    x_mean = sum(x for x, _ in points) / len(points)
+    y_mean = sum(y for _, y in points) / len(points)
+    spread = sum((x - x_mean) ** 2 for x, _ in points)
+    return sum((x - x_mean) * (y - y_mean) for x, y in points) / spread / y_mean if spread else 0.0

@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from time import perf_counter
 
 from outrider.drafters.base import Context, Need, Observation
-from outrider.speculation.guard import GuardedDrafter
+from outrider.speculation.acceptance import Estimates, NoEstimates
+from outrider.speculation.guard import Clock, GuardedDrafter
 from outrider.speculation.length import LengthPolicy
 from outrider.speculation.report import SpeculationReport
 from outrider.speculation.timing import StepTiming
@@ -28,12 +29,21 @@ _Open = tuple[dict[str, Draft], Draft]
 class Speculator:
     """Several drafters, one vote, one length policy."""
 
-    def __init__(self, drafters: Sequence[GuardedDrafter], vote: VotePolicy, length: LengthPolicy) -> None:
+    def __init__(
+        self,
+        drafters: Sequence[GuardedDrafter],
+        vote: VotePolicy,
+        length: LengthPolicy,
+        estimates: Estimates | None = None,
+        clock: Clock = perf_counter,
+    ) -> None:
         self.needs: frozenset[Need] = frozenset[Need]().union(*(drafter.needs for drafter in drafters))
         self.max_depth = length.max_depth
         self._drafters = drafters
         self._vote = vote
         self._length = length
+        self._estimates = estimates or NoEstimates()
+        self._clock = clock
         self._open: dict[int, _Open] = {}
         self._spent: dict[str, float] = {drafter.name: 0.0 for drafter in drafters}
         self._lengths: Counter[int] = Counter()
@@ -47,16 +57,16 @@ class Speculator:
         wanted = [i for i, limit in enumerate(limits) if limit > 0]
         if not wanted:
             return drafts
-        started, spent = perf_counter(), self._drafting_s()
+        started, spent = self._clock(), self._drafting_s()
         chosen = self._draft([contexts[i] for i in wanted], [limits[i] for i in wanted])
         for i, draft in zip(wanted, chosen, strict=True):
             drafts[i] = draft
-        self._control_s += perf_counter() - started - (self._drafting_s() - spent)
+        self._control_s += self._clock() - started - (self._drafting_s() - spent)
         return drafts
 
     def observe(self, observations: Sequence[Observation], timing: StepTiming) -> None:
         """Learn from a step. Sequences that were not drafted for are observations too."""
-        started, spent = perf_counter(), self._drafting_s()
+        started, spent = self._clock(), self._drafting_s()
         for drafter in self._drafters:
             drafter.observe(observations)
             drafter.verified(timing.verify_s)
@@ -65,10 +75,11 @@ class Speculator:
             for drafter in self._drafters:
                 if drafter.name in trial.proposals:
                     drafter.learn(trial)
+        self._estimates.learn(trials)
         self._vote.observe(trials)
         self._length.observe(trials, timing, self._drain_costs())
         self._count(timing)
-        self._control_s += perf_counter() - started - (self._drafting_s() - spent)
+        self._control_s += self._clock() - started - (self._drafting_s() - spent)
 
     def forget(self, sequence_id: int) -> None:
         """The sequence ended, was aborted or preempted: nothing is held for it afterwards. Never fails."""
@@ -76,6 +87,7 @@ class Speculator:
         for drafter in self._drafters:
             drafter.forget(sequence_id)
         self._vote.forget(sequence_id)
+        self._estimates.forget(sequence_id)
         self._length.forget(sequence_id)
 
     def report(self) -> SpeculationReport:
@@ -95,12 +107,14 @@ class Speculator:
     def _draft(self, contexts: Sequence[Context], limits: Sequence[int]) -> list[Draft]:
         ids = [context.sequence_id for context in contexts]
         proposals: list[dict[str, Draft]] = [{} for _ in contexts]
+        believed: list[dict[str, Draft]] = [{} for _ in contexts]  # the same with calibrated confidences
         for drafter in self._drafters:
-            depths = self._depths(drafter, ids, limits, proposals)
+            depths = self._depths(drafter, ids, limits, believed)
             for i, draft in enumerate(drafter.propose(contexts, depths)):
                 if depths[i] > 0:
                     proposals[i][drafter.name] = draft
-        merged = [self._vote.merge(i, drafts) for i, drafts in zip(ids, proposals, strict=True)]
+                    believed[i][drafter.name] = self._estimates.calibrated(ids[i], drafter.name, draft)
+        merged = [self._vote.merge(i, drafts) for i, drafts in zip(ids, believed, strict=True)]
         fitting = [head(draft, limit) for draft, limit in zip(merged, limits, strict=True)]
         chosen = self._length.trim(ids, fitting, limits)
         self._open.update(zip(ids, zip(proposals, chosen, strict=True), strict=True))

@@ -73,3 +73,18 @@ def head(draft: Draft, count: int) -> Draft:
         draft.drafter,
         None if draft.confidence is None else draft.confidence[:count],
     )
+
+
+def subset(draft: Draft, nodes: Sequence[int]) -> Draft:
+    """The draft of some nodes, ascending; with a node its parent must be among them. Of a chain: its beginning."""
+    if draft.is_chain or len(nodes) == len(draft):
+        return head(draft, len(nodes))
+    places = {node: index for index, node in enumerate(nodes)}
+    parents = [draft.parent(node) for node in nodes]
+    return Draft(
+        tuple(draft.tokens[node] for node in nodes),
+        tuple(places[parent] if parent >= 0 else -1 for parent in parents),
+        None if draft.probs is None else draft.probs[list(nodes)],
+        draft.drafter,
+        None if draft.confidence is None else tuple(draft.confidence[node] for node in nodes),
+    )

@@ -88,8 +88,8 @@ class MajorityRules:
 class MajorityVote:
     """Weighted majority over the prefix tree of all drafts; the winner alone learns."""
 
-    def __init__(self, names: Sequence[str], rules: MajorityRules = MajorityRules()) -> None:
-        self._rules = rules
+    def __init__(self, names: Sequence[str], rules: MajorityRules | None = None) -> None:
+        self._rules = rules or MajorityRules()
         self._weights = dict.fromkeys(names, 1.0)
 
     def reach(self, sequence_id: int, name: str, earlier: bool) -> int:

@@ -1,0 +1,179 @@
+"""How likely the next drafted token is to be accepted: estimates from everything the target has said so far.
+
+Per drafter two global tables of the conditional acceptance (given that all tokens before it were right): by position,
+and by the confidence that the drafter stated (which calibrates it). Per request and drafter one factor: how often it
+was right there, over how often the tables said it would be. The factor starts at 1, so new requests start from the
+global prior, and every proposal teaches, whether or not it was submitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from outrider.speculation.trial import Trial
+from outrider.types import Draft
+
+POSITIONS = 16  # deeper positions share the last rate
+BUCKETS = 10  # of stated confidence
+_GLOBAL_MEMORY = 0.998  # share of old evidence kept per observation, tables
+_REQUEST_MEMORY = 0.92  # the same, factor of a request, per round
+_PRIOR = 4.0  # weight of the priors, in observations
+_SKILL_PRIOR = 2.0  # a request's own evidence outweighs the tables after about so many tokens
+_LOWEST, _HIGHEST = 0.005, 0.995
+
+
+class Estimates(Protocol):
+    """What policies may ask before the target has spoken."""
+
+    def calibrated(self, sequence_id: int, name: str, draft: Draft) -> Draft:
+        """The draft with `confidence` set to the estimated conditional acceptance of each token."""
+        ...
+
+    def expected(self, sequence_id: int, name: str, depth: int) -> list[float]:
+        """Conditional acceptance of each of `depth` positions of a draft that is not made yet."""
+        ...
+
+    def learn(self, trials: Sequence[Trial]) -> None: ...
+
+    def forget(self, sequence_id: int) -> None: ...
+
+
+class NoEstimates:
+    """For policies that do not ask."""
+
+    def calibrated(self, sequence_id: int, name: str, draft: Draft) -> Draft:
+        return draft
+
+    def expected(self, sequence_id: int, name: str, depth: int) -> list[float]:
+        return [0.5] * depth
+
+    def learn(self, trials: Sequence[Trial]) -> None:
+        """Nothing to learn."""
+
+    def forget(self, sequence_id: int) -> None:
+        """Nothing is held."""
+
+
+class Rate:
+    """A success rate whose old evidence fades."""
+
+    __slots__ = ("hits", "tries")
+
+    def __init__(self, prior: float) -> None:
+        self.hits, self.tries = prior * _PRIOR, _PRIOR
+
+    @property
+    def value(self) -> float:
+        return self.hits / self.tries
+
+    def count(self, hit: bool) -> None:
+        self.hits = self.hits * _GLOBAL_MEMORY + hit
+        self.tries = self.tries * _GLOBAL_MEMORY + 1.0
+
+
+@dataclass
+class Tables:
+    """The global knowledge about one drafter."""
+
+    by_position: list[Rate] = field(default_factory=lambda: [Rate(0.5) for _ in range(POSITIONS)])
+    by_confidence: list[Rate] = field(default_factory=lambda: [Rate((b + 0.5) / BUCKETS) for b in range(BUCKETS)])
+
+    def base(self, position: int, confidence: float | None) -> Rate:
+        """The rate that speaks for a token: of its stated confidence where there is one, else of its position."""
+        if confidence is None:
+            return self.by_position[min(position, POSITIONS - 1)]
+        return self.by_confidence[min(int(confidence * BUCKETS), BUCKETS - 1)]
+
+
+class Skill:
+    """How one drafter does on one request, compared with what the tables say: first tokens and later ones apart.
+
+    Apart, because they differ: a lookup is rarely right at first, then right for long.
+    """
+
+    __slots__ = ("_foreseen", "_hits")
+
+    def __init__(self) -> None:
+        self._hits, self._foreseen = [_SKILL_PRIOR, _SKILL_PRIOR], [_SKILL_PRIOR, _SKILL_PRIOR]
+
+    def factor(self, position: int) -> float:
+        """What to multiply the tables' rate with."""
+        part = position > 0
+        return self._hits[part] / self._foreseen[part]
+
+    def fade(self) -> None:
+        """One more round: old evidence counts less, the prior stays."""
+        for side in (self._hits, self._foreseen):
+            side[0] = _SKILL_PRIOR + (side[0] - _SKILL_PRIOR) * _REQUEST_MEMORY
+            side[1] = _SKILL_PRIOR + (side[1] - _SKILL_PRIOR) * _REQUEST_MEMORY
+
+    def count(self, position: int, hit: bool, foreseen: float) -> None:
+        """One verified token of which the tables had said that it is right with probability `foreseen`."""
+        part = position > 0
+        self._hits[part] += hit
+        self._foreseen[part] += foreseen
+
+
+_AVERAGE = Skill()
+
+
+class Acceptance:
+    """Estimates of all drafters for all requests. Chains teach; of trees only the accepted path's depth does."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._tables = {name: Tables() for name in names}
+        self._skills: dict[int, dict[str, Skill]] = {}
+
+    def calibrated(self, sequence_id: int, name: str, draft: Draft) -> Draft:
+        if not draft.tokens or not draft.is_chain:
+            return draft
+        tables, skill = self._tables[name], self._skill(sequence_id, name)
+        stated = draft.confidence or (None,) * len(draft)
+        believed = tuple(_clip(tables.base(i, c).value * skill.factor(i)) for i, c in enumerate(stated))
+        return replace(draft, confidence=believed)
+
+    def expected(self, sequence_id: int, name: str, depth: int) -> list[float]:
+        tables, skill = self._tables[name], self._skill(sequence_id, name)
+        return [_clip(tables.base(i, None).value * skill.factor(i)) for i in range(depth)]
+
+    def learn(self, trials: Sequence[Trial]) -> None:
+        for trial in trials:
+            for name, draft in trial.proposals.items():
+                if draft.tokens:
+                    self._learn(trial, name, draft)
+
+    def forget(self, sequence_id: int) -> None:
+        self._skills.pop(sequence_id, None)
+
+    def _learn(self, trial: Trial, name: str, draft: Draft) -> None:
+        tables, right = self._tables[name], trial.agreed[name]
+        skill = self._skills.setdefault(trial.sequence_id, {}).setdefault(name, Skill())
+        skill.fade()
+        stated = draft.confidence if draft.is_chain else None
+        tried = min(right + 1, len(trial.truth), len(draft))
+        for position in range(tried):
+            hit = position < right
+            base = tables.base(position, stated[position] if stated else None)
+            skill.count(position, hit, base.value)
+            tables.by_position[min(position, POSITIONS - 1)].count(hit)
+            if stated:
+                base.count(hit)
+
+    def _skill(self, sequence_id: int, name: str) -> Skill:
+        return self._skills.get(sequence_id, {}).get(name, _AVERAGE)
+
+
+def survival(draft: Draft) -> list[float]:
+    """Probability that each node is reached and accepted: the product of confidences along its path."""
+    assert draft.confidence is not None, "only calibrated drafts have a survival"
+    reached: list[float] = []
+    for node, confidence in enumerate(draft.confidence):
+        parent = draft.parent(node)
+        reached.append(confidence * (reached[parent] if parent >= 0 else 1.0))
+    return reached
+
+
+def _clip(probability: float) -> float:
+    return min(max(probability, _LOWEST), _HIGHEST)

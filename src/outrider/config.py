@@ -30,6 +30,10 @@ class EngineConfig:
     seed: int = 0  # of requests that bring none
     threads: int | None = None  # CPU threads of the forward pass; None: the cores this process may use
 
+    def __post_init__(self) -> None:
+        sizes = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "page_size", "kv_memory", "threads")
+        _at_least(self, 1, sizes)
+
 
 @dataclass(frozen=True)
 class SpeculativeConfig:
@@ -55,6 +59,18 @@ class ContextConfig:
     window: int = 64  # latest entries that are always read
     kv_memory: int | None = None  # bytes of KV in fast memory; None: everything stays resident
     kv_path: str | None = None  # folder of the slow tier's files; None: no slow tier
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, ("budget", "kv_memory"))
+        _at_least(self, 0, ("sinks", "window"))
+
+
+def _at_least(config: Any, least: int, names: Sequence[str]) -> None:
+    """Refuse fields that are set and too small."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and value < least:
+            raise ConfigError(f"{name} = {value} is refused; use {least} or more", name)
 
 
 def from_mapping(cls: type[T], values: Mapping[str, Any] | None, where: str) -> T:

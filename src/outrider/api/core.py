@@ -64,7 +64,7 @@ class Core:
     def __init__(self, model: str | LoadedModel, options: Options) -> None:
         self.loaded = load_model(model, revision=options.revision) if isinstance(model, str) else model
         self.tokenizer = self.loaded.tokenizer
-        self.spec = replace(self.loaded.spec, num_tokens=min(self.tokenizer.vocab_size, self.loaded.spec.vocab_size))
+        self.spec = self.loaded.spec
         engine = options.engine
         self.decoder = build_decoder(
             self.spec,

@@ -1,0 +1,328 @@
+"""The Python API on a tiny random model: outputs, streams, threads, early closing, seeds, refusals, the service."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from loading import llama_folder, llama_tensors
+from outrider import LLM, SamplingParams, Service
+from outrider.errors import (
+    CapacityError,
+    ConfigError,
+    OutriderError,
+    PromptTooLongError,
+    RequestError,
+    UnsupportedError,
+)
+
+GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+SAMPLED = SamplingParams(temperature=1.0, max_tokens=20, seed=7, ignore_eos=True)
+PROMPTS = ["The quick brown fox", "def f(x):", "The quick brown fox jumps", "1 2 3 1 2 3 1 2 3 1 2"]
+OFF = {"speculative": False}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Layers that say little: the model half repeats itself, so that some guesses are right and some wrong."""
+    tensors = {name: t * (0.1 if "proj" in name else 1.0) for name, t in llama_tensors(1).items()}
+    return str(llama_folder(tmp_path_factory.mktemp("tiny") / "model", tensors))
+
+
+@pytest.fixture(scope="module")
+def llm(folder: str) -> Iterator[LLM]:
+    with LLM(folder, max_model_len=96, backend="reference") as llm:
+        yield llm
+
+
+def idle(llm: LLM) -> bool:
+    llm.core.engine.check()
+    return not llm.core.engine.scheduler.busy
+
+
+def texts(llm: LLM, params: SamplingParams, prompts: list[str] = PROMPTS) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED])
+def test_speculation_and_company_change_nothing(llm: LLM, params: SamplingParams) -> None:
+    together = llm.generate(PROMPTS, params)
+    assert [o.outputs[0].token_ids for o in together] == texts(llm, replace(params, extra_args=OFF))
+    alone = [llm.generate(prompt, params)[0].outputs[0].token_ids for prompt in PROMPTS]
+    assert [o.outputs[0].token_ids for o in together] == alone
+    drafted = sum(o.metrics.speculative.num_draft_tokens for o in together)
+    accepted = sum(o.metrics.speculative.num_accepted_tokens for o in together)
+    assert drafted > accepted > 0
+    assert idle(llm)
+
+
+def test_seeds_matter_and_samples_differ(llm: LLM) -> None:
+    one, other = texts(llm, SAMPLED), texts(llm, replace(SAMPLED, seed=8))
+    assert one == texts(llm, SAMPLED) != other
+    (output,) = llm.generate(PROMPTS[0], replace(SAMPLED, n=4))
+    assert len({tuple(sample.token_ids) for sample in output.outputs}) == 4
+    assert output.outputs[0].token_ids == one[0]
+
+
+def test_streams_say_what_generate_says(llm: LLM) -> None:
+    pieces = list(llm.stream(PROMPTS[3], GREEDY))
+    whole = llm.generate(PROMPTS[3], GREEDY)[0].outputs[0]
+    assert "".join(piece.text for piece in pieces) == whole.text
+    assert [token for piece in pieces for token in piece.token_ids] == whole.token_ids
+    assert [piece.finish is not None for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert len(pieces) < len(whole.token_ids)  # some steps gave several tokens
+    assert llm.tokenizer.decode(whole.token_ids) == whole.text
+
+
+def test_closing_a_stream_releases_everything(llm: LLM) -> None:
+    stream = llm.stream(PROMPTS[0], replace(GREEDY, max_tokens=60))
+    next(stream)
+    stream.close()
+    assert idle(llm)
+
+
+def test_a_stream_never_started_holds_no_result(llm: LLM) -> None:
+    llm.stream(PROMPTS[0], GREEDY).close()
+    assert texts(llm, GREEDY) == texts(llm, GREEDY)
+
+
+def test_many_threads_share_one_llm(llm: LLM) -> None:
+    expected = texts(llm, GREEDY)
+    found: dict[int, list[int]] = {}
+
+    def work(i: int) -> None:
+        found[i] = llm.generate(PROMPTS[i % 4], GREEDY)[0].outputs[0].token_ids
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == {i: expected[i % 4] for i in range(12)}
+    assert idle(llm)
+
+
+def test_logprobs_are_those_of_the_target_at_every_position(llm: LLM) -> None:
+    params = replace(GREEDY, logprobs=3, prompt_logprobs=2)
+    on, off = (llm.generate(PROMPTS[3], p)[0] for p in (params, replace(params, extra_args=OFF)))
+    assert on.metrics.speculative.num_accepted_tokens > 0
+    assert [e.token for e in on.outputs[0].logprobs] == on.outputs[0].token_ids
+    assert on.outputs[0].logprobs == off.outputs[0].logprobs
+    assert all(e.logprob == e.top[0][1] and e.rank == 1 for e in on.outputs[0].logprobs)
+    assert on.prompt_logprobs == off.prompt_logprobs
+    assert on.prompt_logprobs[0] is None
+    assert [e.token for e in on.prompt_logprobs[1:]] == on.prompt_token_ids[1:]
+
+
+def test_a_stop_string_ends_the_text_and_everything_about_it(llm: LLM) -> None:
+    text = llm.generate(PROMPTS[3], replace(GREEDY, max_tokens=40))[0].outputs[0].text
+    stop = text[6:9]
+    output = llm.generate(PROMPTS[3], replace(GREEDY, max_tokens=40, stop=stop, logprobs=0))[0].outputs[0]
+    assert output.text == text[: text.find(stop)]
+    assert (output.finish_reason, output.stop_reason) == ("stop", stop)
+    assert len(output.logprobs) == len(output.token_ids) == len(output.accepted) < 40
+
+
+def test_chat_goes_through_the_template(llm: LLM) -> None:
+    message = [{"role": "user", "content": "Hi <|im_end|>"}]
+    (output,) = llm.chat(message, GREEDY)
+    control = llm.tokenizer.encode("<|im_end|>", allow_special=True)[0]
+    assert output.prompt_token_ids.count(control) == 1  # the template's own; the user's is text
+    assert [o.outputs[0].token_ids for o in llm.chat([message, message], GREEDY)] == [output.outputs[0].token_ids] * 2
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "error", "words"),
+    [
+        ("x " * 200, GREEDY, PromptTooLongError, "max_model_len"),
+        ("", GREEDY, RequestError, "empty"),
+        ([1, 2, 999_999], GREEDY, RequestError, "999999"),
+        ({"tokens": [1]}, GREEDY, RequestError, "prompt_token_ids"),
+        ("x", replace(GREEDY, logit_bias={999_999: 1.0}), UnsupportedError, "logit_bias"),
+        ("x", replace(GREEDY, stop_token_ids=[-1]), UnsupportedError, "stop_token_ids"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_in_one_line(llm: LLM, prompt, params, error, words) -> None:
+    with pytest.raises(error, match=words) as caught:
+        llm.generate([prompt] if isinstance(prompt, list) else prompt, params)
+    assert "\n" not in str(caught.value)
+    assert idle(llm)
+
+
+def test_one_bad_prompt_leaves_nothing_behind(llm: LLM) -> None:
+    with pytest.raises(PromptTooLongError):
+        llm.generate([*PROMPTS, "x " * 200], GREEDY)
+    assert idle(llm)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("max_tokens", 0), ("max_tokens", -1), ("temperature", -0.1), ("top_p", 0.0), ("n", 0), ("stop", "")],
+)
+def test_parameters_out_of_range_are_refused_by_name(field, value) -> None:
+    with pytest.raises(UnsupportedError, match=field):
+        SamplingParams(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_num_sequences": 4}, "max_num_seqs"),
+        ({"speculative_config": {"drafter": ["ngram"]}}, "drafters"),
+        ({"speculative_config": {"drafters": ["n-gram"]}}, "ngram"),
+        ({"speculative_config": "on"}, "auto"),
+        ({"context_config": {"mod": "full"}}, "mode"),
+        ({"max_model_len": 100_000}, "positions"),
+        ({"max_num_seqs": "many"}, "max_num_seqs"),
+        ({"page_size": 0}, "page_size"),
+    ],
+)
+def test_unknown_options_name_the_nearest(folder: str, options, words) -> None:
+    with pytest.raises(ConfigError, match=words):
+        LLM(folder, backend="reference", **options)
+
+
+def test_too_little_memory_is_a_clear_error(folder: str) -> None:
+    with pytest.raises(CapacityError, match="kv_memory"):
+        LLM(folder, backend="reference", kv_memory=10)
+    with pytest.raises(CapacityError, match="max_model_len"):
+        LLM(folder, backend="reference", kv_memory=40_000, max_model_len=128)
+
+
+def test_a_closed_llm_says_so(folder: str) -> None:
+    with LLM(folder, backend="reference") as llm:
+        pass
+    with pytest.raises(RequestError, match="closed"):
+        llm.generate("x", GREEDY)
+
+
+def test_speculation_can_be_changed_between_requests(llm: LLM) -> None:
+    expected = texts(llm, GREEDY)
+    try:
+        llm.set_speculative_config(None)
+        assert llm.generate(PROMPTS[3], GREEDY)[0].metrics.speculative.num_drafts == 0
+        llm.set_speculative_config({"drafters": ["ngram"], "num_speculative_tokens": 7})
+        assert texts(llm, GREEDY) == expected
+        assert llm.speculation_report().num_drafts > 0
+        stream = llm.stream(PROMPTS[0], GREEDY)
+        next(stream)
+        with pytest.raises(CapacityError, match="open"):
+            llm.set_speculative_config(None)
+        stream.close()
+    finally:
+        llm.set_speculative_config("auto")
+
+
+def test_two_models_live_in_one_process(folder: str, llm: LLM) -> None:
+    with LLM(folder, backend="reference", speculative_config=None) as other:
+        assert texts(other, GREEDY) == texts(llm, GREEDY)
+
+
+# --- the service ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def service(folder: str) -> Iterator[Service]:
+    service = Service(folder, max_model_len=96, backend="reference", max_num_seqs=4, max_waiting=32)
+    yield service
+    service.close()
+
+
+async def collect(service: Service, prompt: list[int], params: SamplingParams) -> list[int]:
+    return [t async for piece in service.stream(prompt, params) for t in piece.token_ids]
+
+
+def test_the_service_answers_many_callers_as_alone(service: Service, llm: LLM) -> None:
+    prompts = [service.tokenizer.encode(prompt) for prompt in PROMPTS]
+
+    async def everybody() -> list[list[int]]:
+        return await asyncio.gather(*(collect(service, prompts[i % 4], GREEDY) for i in range(16)))
+
+    expected = texts(llm, GREEDY)
+    assert asyncio.run(everybody()) == [expected[i % 4] for i in range(16)]
+    service.check()
+    assert service.pending == 0
+    assert service.stats()["kv_pages_used"] == 0
+
+
+def test_leaving_a_stream_of_the_service_frees_everything(service: Service) -> None:
+    async def leave() -> None:
+        stream = service.stream(service.tokenizer.encode(PROMPTS[0]), replace(GREEDY, max_tokens=60))
+        await anext(stream)
+        await stream.aclose()
+        while service.pending:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(leave(), 20))
+    service.check()
+    assert service.stats()["kv_pages_used"] == 0
+
+
+def test_a_cancelled_task_frees_everything(service: Service) -> None:
+    async def cancel() -> None:
+        params = replace(GREEDY, max_tokens=60)
+        tasks = [asyncio.create_task(collect(service, [5, 6, 7], params)) for _ in range(8)]
+        await asyncio.sleep(0.05)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        while service.pending:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(cancel(), 20))
+    service.check()
+
+
+def test_the_service_refuses_before_it_accepts(service: Service) -> None:
+    with pytest.raises(PromptTooLongError):
+        asyncio.run(collect(service, [1] * 500, GREEDY))
+
+    async def flood() -> list[object]:
+        jobs = [collect(service, [5, 6, 7], GREEDY) for _ in range(40)]
+        return await asyncio.gather(*jobs, return_exceptions=True)
+
+    results = asyncio.run(flood())
+    refused = [r for r in results if isinstance(r, CapacityError)]
+    assert len(refused) == 8
+    assert all(isinstance(r, list) for r in results if not isinstance(r, CapacityError))
+
+
+def test_an_engine_that_dies_leaves_nobody_waiting(folder: str) -> None:
+    service = Service(folder, max_model_len=96, backend="reference")
+
+    def explode() -> None:
+        raise RuntimeError("scripted failure")
+
+    async def caller() -> list[str]:
+        stream = service.stream([5, 6, 7], replace(GREEDY, max_tokens=80, n=2))
+        reasons = []
+        async for piece in stream:
+            service._core.engine.step = explode
+            if piece.finish:
+                reasons.append(piece.finish.reason)
+        return reasons
+
+    assert asyncio.run(asyncio.wait_for(caller(), 20)) == ["error", "error"]
+    assert not service.healthy
+    with pytest.raises(OutriderError, match="restart"):
+        asyncio.run(collect(service, [1], GREEDY))
+    service.close()
+
+
+def test_closing_the_service_ends_open_requests(folder: str) -> None:
+    service = Service(folder, max_model_len=96, backend="reference")
+
+    async def caller() -> str | None:
+        stream = service.stream([5, 6, 7], replace(GREEDY, max_tokens=80))
+        last = await anext(stream)
+        closing = asyncio.get_running_loop().run_in_executor(None, service.close)
+        async for piece in stream:
+            last = piece
+        await closing
+        return last.finish.reason if last.finish else None
+
+    assert asyncio.run(asyncio.wait_for(caller(), 20)) in ("abort", "length")

@@ -28,6 +28,7 @@ GROUP = "outrider.drafters"
 #: Built-in drafters: imported when asked for, so that `ngram` does not pay for `head`.
 BUILTIN = {
     "ngram": "outrider.drafters.ngram:NgramDrafter",
+    "suffix": "outrider.drafters.suffix:SuffixDrafter",
 }
 
 

@@ -1,0 +1,199 @@
+"""Suffix drafting: the longest suffix seen before, in this sequence or in past answers, continued by frequency.
+
+SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975), on suffix automata instead of suffix trees. Every sequence has
+an automaton over its prompt and output; one shared memory holds past outputs of the server, which repeat each other
+more than one expects (agents, templates, retries). The shared memory forgets by generations: it holds at least
+`shared_tokens / 2` of the latest output tokens and never more than `shared_tokens`.
+
+Answers drafted from other users' outputs are verified like any draft; what they can leak is timing. Switch the shared
+memory off (`shared_tokens: 0`) where even that matters.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from outrider.drafters.automaton import ROOT, SuffixAutomaton
+from outrider.drafters.base import Context, Need, Observation
+from outrider.drafters.hits import HitRates
+from outrider.errors import ConfigError
+from outrider.types import NO_DRAFT, Draft
+
+_LEARN_PER_CALL = 64  # past output tokens taken into the shared memory per step, so that no step stalls
+
+
+@dataclass(frozen=True)
+class SuffixOptions:
+    """Options of the `suffix` drafter."""
+
+    min_match: int = 2  # tokens a match needs
+    reach: float = 4.0  # tokens drafted per token matched, at most
+    sequence_tokens: int = 32768  # latest tokens of a sequence that are indexed (about 0.5 KiB each)
+    shared_tokens: int = 65536  # tokens of past outputs that are remembered; 0: none
+
+    def __post_init__(self) -> None:
+        if self.min_match < 1 or self.reach <= 0 or self.sequence_tokens < 2 or self.shared_tokens < 0:
+            raise ConfigError(
+                "suffix: use min_match from 1, reach above 0, sequence_tokens from 2 and shared_tokens from 0",
+                "drafters",
+            )
+
+
+@dataclass
+class _Match:
+    """Where a sequence's latest tokens are in an automaton that does not hold the sequence itself."""
+
+    automaton: SuffixAutomaton
+    state: int = ROOT
+    length: int = 0
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            self.state, self.length = self.automaton.follow(self.state, self.length, token)
+
+
+@dataclass
+class _Tracked:
+    """One sequence: its own automaton, its matches in the shared memory, and how much of it was read."""
+
+    context: Context
+    own: SuffixAutomaton = field(default_factory=SuffixAutomaton)
+    matches: list[_Match] = field(default_factory=list)
+    seen: int = 0
+    matched: int = 0  # length of the match behind the open draft
+
+
+class SuffixDrafter:
+    """Continues the longest suffix that occurred before with what followed it most often."""
+
+    name = "suffix"
+    needs: frozenset[Need] = frozenset()
+    Options = SuffixOptions
+
+    def __init__(self, options: SuffixOptions | None = None) -> None:
+        self.options = options or SuffixOptions()
+        self._tracked: dict[int, _Tracked] = {}
+        self._shared = _SharedMemory(self.options.shared_tokens)
+        self._rates = HitRates()
+
+    @classmethod
+    def build(cls, options: SuffixOptions, host: object) -> SuffixDrafter:
+        return cls(options)
+
+    def propose(self, contexts: Sequence[Context], depths: Sequence[int]) -> list[Draft]:
+        self._shared.digest()
+        return [self._guess(context, depth) for context, depth in zip(contexts, depths, strict=True)]
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        for seen in observations:
+            tracked = self._tracked.get(seen.sequence_id)
+            if tracked and tracked.matched and seen.verdict.drafter == self.name:
+                self._rates.learn(tracked.matched, seen.verdict)
+                tracked.matched = 0
+
+    def forget(self, sequence_id: int) -> None:
+        """The output goes into the shared memory, a little with every step to come."""
+        tracked = self._tracked.pop(sequence_id, None)
+        if tracked is not None:
+            self._shared.add(tracked.context.tokens[tracked.context.prompt_length :])
+
+    def _guess(self, context: Context, depth: int) -> Draft:
+        tracked = self._track(context)
+        automaton, state, length = self._longest(tracked)
+        tracked.matched = length
+        if depth <= 0 or length < self.options.min_match:
+            tracked.matched = 0
+            return NO_DRAFT
+        tokens, shares = _descend(automaton, state, min(depth, int(self.options.reach * length)))
+        believed = self._rates.confidence(length, len(tokens))
+        confidence = tuple(share * belief for share, belief in zip(shares, believed, strict=False))
+        return Draft(tuple(tokens), drafter=self.name, confidence=confidence) if tokens else NO_DRAFT
+
+    def _track(self, context: Context) -> _Tracked:
+        """Read what is new of a sequence."""
+        tracked = self._tracked.get(context.sequence_id)
+        if tracked is None or tracked.seen > len(context.tokens):
+            tracked = self._tracked[context.sequence_id] = _Tracked(context)
+        fresh = context.tokens[tracked.seen :]
+        self._read_own(tracked, fresh)
+        self._shared.follow(tracked.matches, fresh[-self.options.sequence_tokens :])
+        tracked.seen = len(context.tokens)
+        return tracked
+
+    def _read_own(self, tracked: _Tracked, fresh: Sequence[int]) -> None:
+        """Index new tokens; a full index starts again from the latter half of what it may hold."""
+        if tracked.own.size + len(fresh) > self.options.sequence_tokens:
+            tracked.own = SuffixAutomaton()
+            fresh = tracked.context.tokens[-(self.options.sequence_tokens // 2) :]
+        tracked.own.extend(fresh)
+
+    def _longest(self, tracked: _Tracked) -> tuple[SuffixAutomaton, int, int]:
+        """The automaton with the longest match, its state and the match's length; the sequence's own wins ties."""
+        own = tracked.own
+        state = max(own.links[own.last], ROOT)  # the longest suffix that also ended elsewhere
+        best = (own, state, own.lengths[state])
+        for match in tracked.matches:
+            if match.length > best[2]:
+                best = (match.automaton, match.automaton.settle(match.state, match.length), match.length)
+        return best
+
+
+class _SharedMemory:
+    """Past outputs in two generations: the young one grows, the old one is dropped when the young one is full."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._generations: list[SuffixAutomaton] = []
+        self._waiting: deque[list[int]] = deque()
+        self._waiting_tokens = 0
+
+    def add(self, output: Sequence[int]) -> None:
+        """Queue an output; when more waits than could be kept, the oldest is dropped."""
+        if not self._capacity or len(output) < 2:
+            return
+        self._waiting.append(list(output)[-self._capacity // 2 :])
+        self._waiting_tokens += len(self._waiting[-1])
+        while self._waiting_tokens > self._capacity // 2 and len(self._waiting) > 1:
+            self._waiting_tokens -= len(self._waiting.popleft())
+
+    def digest(self) -> None:
+        """Take a bounded number of waiting tokens in."""
+        budget = _LEARN_PER_CALL
+        while self._waiting and budget:
+            output = self._waiting[0]
+            part = output[:budget]
+            self._young().extend(part)
+            budget -= len(part)
+            self._waiting_tokens -= len(part)
+            del output[: len(part)]
+            if not output:
+                self._waiting.popleft()
+                self._young().restart()
+
+    def follow(self, matches: list[_Match], fresh: Sequence[int]) -> None:
+        """Advance a sequence's matches over its new tokens; matches in dropped generations go."""
+        known = [match for match in matches if any(match.automaton is g for g in self._generations)]
+        known += [_Match(g) for g in self._generations if not any(match.automaton is g for match in known)]
+        for match in known:
+            match.follow(fresh)
+        matches[:] = known
+
+    def _young(self) -> SuffixAutomaton:
+        if not self._generations or self._generations[-1].size >= self._capacity // 2:
+            self._generations = [*self._generations[-1:], SuffixAutomaton()]
+        return self._generations[-1]
+
+
+def _descend(automaton: SuffixAutomaton, state: int, depth: int) -> tuple[list[int], list[float]]:
+    """The most frequent continuation of a state, and each token's share among what followed there."""
+    tokens: list[int] = []
+    shares: list[float] = []
+    while len(tokens) < depth:
+        token, state, share = automaton.likeliest(state)
+        if token < 0:
+            break
+        tokens.append(token)
+        shares.append(share)
+    return tokens, shares

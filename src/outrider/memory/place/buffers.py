@@ -1,0 +1,91 @@
+"""Rows of KV in page layout, moved between caches, buffers and blocks as plain bytes.
+
+A *plane* is one array of a cache layer: K, V, or their scales; [pages, KV heads, page size, ...] of any type. A slot
+is page * page size + offset, as everywhere. A raw block is one page of one KV head: its planes' bytes in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from outrider.memory.tiers.base import Bytes
+from outrider.types import Int32
+
+Planes = Sequence[NDArray]
+
+
+class Rows:
+    """The planes of one layer, seen as bytes."""
+
+    def __init__(self, planes: Planes) -> None:
+        self.pages, self.kv_heads, self.page_size = planes[0].shape[:3]
+        self._planes = [_as_bytes(plane) for plane in planes]
+
+    @property
+    def raw_bytes(self) -> int:
+        """Bytes of one block."""
+        return self.page_size * sum(plane.shape[3] for plane in self._planes)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one entry of one KV head."""
+        return sum(plane.shape[3] for plane in self._planes)
+
+    def gather(self, heads: Int32, slots: Int32) -> Bytes:
+        """Raw blocks [n, raw_bytes] of n pages of one head each; slots [n, page size] say where each entry is."""
+        raw = np.empty((len(heads), self.raw_bytes), np.uint8)
+        start = 0
+        for plane in self._planes:
+            copy_out(plane, heads, slots, raw, start)
+            start += self.page_size * plane.shape[3]
+        return raw
+
+    def scatter(self, raw: Bytes, index: Int32, offsets: Int32, heads: Int32, slots: Int32) -> None:
+        """Row offsets[i] of block raw[index[i]] goes to (heads[i], slots[i])."""
+        start = 0
+        for plane in self._planes:
+            copy_in(plane, raw, start, index, offsets, heads, slots)
+            start += self.page_size * plane.shape[3]
+
+    def copy(self, source: Rows, heads: Int32, source_slots: Int32, slots: Int32) -> None:
+        """Rows (heads[i], source_slots[i]) of another layer's planes come to (heads[i], slots[i]) of these."""
+        for mine, theirs in zip(self._planes, source._planes, strict=True):
+            copy_rows(mine, theirs, heads, source_slots, slots)
+
+
+def _as_bytes(plane: NDArray) -> Bytes:
+    """A view [pages, KV heads, page size, bytes] of a plane, scales without a last axis included."""
+    if not plane.flags.c_contiguous:
+        raise ValueError("planes must be contiguous")
+    return plane.reshape(*plane.shape[:3], -1).view(np.uint8)
+
+
+@njit(cache=True, nogil=True)
+def copy_out(plane, heads, slots, raw, start):
+    page_size, width = plane.shape[2], plane.shape[3]
+    for i in range(heads.shape[0]):
+        for offset in range(page_size):
+            slot = slots[i, offset]
+            row = plane[slot // page_size, heads[i], slot % page_size]
+            at = start + offset * width
+            raw[i, at : at + width] = row
+
+
+@njit(cache=True, nogil=True)
+def copy_in(plane, raw, start, index, offsets, heads, slots):
+    page_size, width = plane.shape[2], plane.shape[3]
+    for i in range(index.shape[0]):
+        at = start + offsets[i] * width
+        plane[slots[i] // page_size, heads[i], slots[i] % page_size] = raw[index[i], at : at + width]
+
+
+@njit(cache=True, nogil=True)
+def copy_rows(plane, source, heads, source_slots, slots):
+    page_size = plane.shape[2]
+    for i in range(heads.shape[0]):
+        old, new = source_slots[i], slots[i]
+        plane[new // page_size, heads[i], new % page_size] = source[old // page_size, heads[i], old % page_size]

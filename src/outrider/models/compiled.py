@@ -14,8 +14,9 @@ from outrider.errors import ConfigError, ModelError, RequestError
 from outrider.kernels.cpu import isa, layout
 from outrider.kernels.cpu.pack import Mode, Packed, pack
 from outrider.kernels.cpu.pool import pool, usable_threads
+from outrider.kernels.cpu.product import product_address
 from outrider.kernels.cpu.rope import tables
-from outrider.kernels.cpu.step import run_step
+from outrider.kernels.cpu.step import prepare_step, run_step
 from outrider.kernels.cpu.workspace import Workspace, address, padded
 from outrider.models.cache import KINDS, PagedKVCache, entry_bytes
 from outrider.models.spec import DecoderSpec, KVCache, Weights
@@ -23,6 +24,7 @@ from outrider.types import Batch, Float32, Result
 
 KVType = Literal["auto", "float32", "bfloat16", "int8"]
 MODES = ("auto", "float32", "int8", "int4")
+_QUIET = 2.0  # seconds of compiling before a line says so
 _ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 _MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 
@@ -35,7 +37,8 @@ class CompiledDecoder:
     ) -> None:
         self.spec, self.taps, self.kv_dtype, self.path = spec, taps, kv_dtype, path
         self.weight_bytes = packed.nbytes
-        self._packed, self._isa = packed, isa.token(path)
+        self._packed = packed
+        self._product = _warm_up(path)
         self._pool = pool(threads)
         self._work = Workspace(_sizes(spec), threads)
         self._lock = threading.Lock()
@@ -90,11 +93,9 @@ class CompiledDecoder:
     def _run(self, cache: PagedKVCache, first: int, last: int) -> None:
         """Layers first .. last - 1 on all threads."""
         model, work, members = self._packed, self._work, self._pool.members
-        _announce()
 
         def job(member: int) -> None:
             run_step(
-                self._isa,
                 model.model,
                 model.layers,
                 model.matrices,
@@ -134,7 +135,8 @@ class CompiledDecoder:
             place("counts", chosen.counts)
             place("groups", chosen.groups)
             step["selected_heads"], step["selected_columns"] = chosen.counts.shape[2], chosen.entries.shape[3]
-        step["cache"], step["kv_kind"], step["page_size"] = 0, cache.kind, cache.page_size
+        step["product"] = self._product
+        step["kv_kind"], step["page_size"] = cache.kind, cache.page_size
         return held
 
     def _outputs(self, batch: Batch) -> tuple[Float32 | None, Float32 | None]:
@@ -296,14 +298,19 @@ def _check_batch(batch: Batch, spec: DecoderSpec, cache: PagedKVCache) -> None:
             raise RequestError(f"batch.{name} has a value outside 0 .. {limit - 1}")
 
 
-_started = False
+def _say() -> None:
+    print(
+        "outrider: compiling the CPU kernels (once per machine, about half a minute) ...", file=sys.stderr, flush=True
+    )
 
 
-def _announce() -> None:
-    """Say that the kernels are being compiled, where that takes a while (the first run on a machine)."""
-    global _started
-    if _started:
-        return
-    _started = True
-    if not run_step.stats.cache_hits and not run_step.signatures:
-        print("outrider: compiling the CPU kernels (once per machine, about half a minute) ...", file=sys.stderr)
+def _warm_up(path: str) -> int:
+    """The product's address for a path; says so where compiling takes a while."""
+    notice = threading.Timer(_QUIET, _say)
+    notice.daemon = True
+    notice.start()
+    try:
+        prepare_step()
+        return product_address(path)
+    finally:
+        notice.cancel()

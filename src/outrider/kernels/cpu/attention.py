@@ -314,6 +314,6 @@ def attend_split(m, s, layer, cache, number, member, members):  # type: ignore[n
         clear(state, m.head_pad)
         for chunk in range((count + last - start + CHUNK - 1) // CHUNK):
             piece = s.partial + ((row * m.heads + h) * s.chunks + chunk) * s.state_stride
-            if not f32(piece)[1] == np.float32(-1):
+            if f32(piece)[1] != np.float32(-1):
                 merge(state, piece, m.head_pad)
         finish(m, s, state, row, h)

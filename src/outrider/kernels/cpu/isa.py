@@ -1,8 +1,4 @@
-"""Which instructions the integer products use. All paths give the same bits; they differ in speed.
-
-A path travels through the compiled code as a tuple of `level` zeros: its *type* selects the code, so every path has its
-own entry in Numba's cache on disk and none of them costs a branch.
-"""
+"""Which instructions the integer products use. All paths give the same bits; they differ in speed."""
 
 from __future__ import annotations
 
@@ -52,8 +48,3 @@ def resolve(name: str) -> str:
 def wanted() -> str:
     """The path that the environment variable OUTRIDER_CPU asks for; empty: the fastest."""
     return os.environ.get("OUTRIDER_CPU", "")
-
-
-def token(name: str) -> tuple[int, ...]:
-    """What compiled functions take as `isa`."""
-    return (0,) * NAMES.index(resolve(name))

@@ -15,82 +15,23 @@ LAYER = np.dtype(
     ]
 )
 
-_MODEL = [
-    "num_layers",
-    "hidden",
-    "heads",
-    "kv_heads",
-    "head_dim",
-    "head_pad",
-    "q_width",
-    "kv_width",
-    "inter",
-    "layer_norm",
-    "activation",
-    "gated",
-    "rope",
-    "final_norm",
-    "final_norm_bias",
-    "pos_embed",
-    "position_offset",
-    "integers",
-]
+_MODEL = (
+    *("num_layers", "hidden", "heads", "kv_heads", "head_dim", "head_pad", "q_width", "kv_width", "inter"),
+    *("layer_norm", "activation", "gated", "rope", "final_norm", "final_norm_bias"),
+    *("pos_embed", "position_offset", "integers"),
+)
 MODEL = np.dtype([(name, np.int64) for name in _MODEL] + [("eps", np.float32), ("scale", np.float32)])
 
-#: Batch (addresses of its arrays), cache, workspace (addresses and strides in bytes) and results of one forward pass.
-_STEP = [
-    "rows",
-    "sequences",
-    "tokens",
-    "positions",
-    "slots",
-    "row_starts",
-    "contexts",
-    "pages",
-    "page_columns",
-    "ancestors",
-    "logit_rows",
-    "logits",
-    "wanted",
-    "best",
-    "features",
-    "selected",
-    "counts",
-    "groups",
-    "selected_heads",
-    "selected_columns",
-    "cache",
-    "kv_kind",
-    "page_size",
-    "cos",
-    "sin",
-    "sync",
-    "x",
-    "x_stride",
-    "normed",
-    "qkv",
-    "qkv_stride",
-    "query",
-    "query_stride",
-    "mixed",
-    "mixed_stride",
-    "hidden",
-    "hidden_stride",
-    "q",
-    "q_stride",
-    "meta",
-    "meta_stride",
-    "meta_plane",
-    "tile",
-    "entries",
-    "chunk",
-    "state",
-    "state_stride",
-    "partial",
-    "chunks",
-    "lead",
-    "split",
-]
+#: Batch (addresses of its arrays), the product's address, workspace (addresses and strides in bytes) and results.
+_STEP = (
+    *("rows", "sequences", "tokens", "positions", "slots", "row_starts", "contexts", "pages", "page_columns"),
+    *("ancestors", "logit_rows", "logits", "wanted", "best", "features"),
+    *("selected", "counts", "groups", "selected_heads", "selected_columns"),
+    *("product", "kv_kind", "page_size", "cos", "sin", "sync"),
+    *("x", "x_stride", "normed", "qkv", "qkv_stride", "query", "query_stride", "mixed", "mixed_stride"),
+    *("hidden", "hidden_stride", "q", "q_stride", "meta", "meta_stride", "meta_plane"),
+    *("tile", "entries", "chunk", "state", "state_stride", "partial", "chunks", "lead"),
+)
 STEP = np.dtype([(name, np.int64) for name in _STEP])
 CACHE = np.dtype([(name, np.int64) for name in ("keys", "values", "key_scales", "value_scales")])
 

@@ -5,18 +5,32 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 from llvmlite import ir
 from numba import njit, types
-from numba.extending import intrinsic
+from numba.extending import intrinsic as numba_intrinsic
 
 I32, I64 = ir.IntType(32), ir.IntType(64)
 _X86 = platform.machine().lower() in ("x86_64", "amd64", "i686", "x86")
 _PATIENCE = 2000  # looks at a flag before a waiting thread gives its core away
 
+intrinsic: Any = numba_intrinsic  # its calls carry no typing context, which a type checker cannot see
+
+
+def _digest_sources() -> int:
+    """A positive number that changes with any source file of the kernels."""
+    text = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+    return int.from_bytes(sha256(text).digest()[:7], "big") + 1
+
+
+#: Functions cached on disk close over this: Numba itself looks only at the file that holds the function.
+SOURCES = _digest_sources()
+
 #: How every compiled function here is built: no GIL, no Python errors, strict IEEE arithmetic in the written order.
-compiled = njit(nogil=True, error_model="numpy")
+compiled: Any = njit(nogil=True, error_model="numpy")
 
 
 def _pointer_to(element: types.Type) -> Callable[..., Any]:

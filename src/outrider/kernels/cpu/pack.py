@@ -140,7 +140,7 @@ def _bytes(values: list, dtype: type) -> Bytes:
 
 def _scatter(scales: Bytes, place: NDArray[np.int64], data: Bytes) -> None:
     """Write bytes [N, G, arrays, item] so that the 16 channels of a tile stand together per group and array."""
-    n, groups, arrays, item = scales.shape
+    _, groups, arrays, item = scales.shape
     ordered = scales.reshape(-1, TILE, groups, arrays, item).transpose(0, 2, 3, 1, 4)
     flat = np.ascontiguousarray(ordered).reshape(len(data), groups, -1)
     for g, at in enumerate(place):

@@ -1,6 +1,7 @@
 """The one product of the CPU path: a tile of 16 output channels times 1 to 8 rows.
 
-    out[r, c] = sum over groups g, ascending, of  dot(q[r, g], w[c, g]) * (scale[c, g] * s[r, g]) + minimum[c, g] * t[r, g]
+    out[r, c] = sum over groups g, ascending, of
+                dot(q[r, g], w[c, g]) * (scale[c, g] * s[r, g])  +  minimum[c, g] * t[r, g]
 
 The integer dot of a group is exact on every path; the float part is one multiply-add chain per output in this order
 (no fused operations), so a result depends neither on the path nor on how many rows share the pass over the weights.
@@ -9,12 +10,12 @@ The integer dot of a group is exact on every path; the float part is one multipl
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import llvmlite.binding as llvm
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
+from numba import cfunc, types
 
 from outrider.kernels.cpu import formats
 from outrider.kernels.cpu.emit import (
@@ -23,6 +24,7 @@ from outrider.kernels.cpu.emit import (
     I8,
     I16,
     I32,
+    I64,
     LANES_F32,
     LANES_I32,
     ZEROS,
@@ -38,8 +40,8 @@ from outrider.kernels.cpu.emit import (
     store,
     vector,
 )
-from outrider.kernels.cpu.isa import AVX2, AVX512, GENERIC
-from outrider.kernels.cpu.machine import compiled
+from outrider.kernels.cpu.isa import AVX2, AVX512, GENERIC, NAMES
+from outrider.kernels.cpu.machine import SOURCES, intrinsic
 
 ROW_COUNTS = (1, 2, 3, 4, 5, 6, 8)
 MAX_ROWS = 8
@@ -66,7 +68,7 @@ def _bytes(b: Any, value: Any, lanes: int) -> Any:
     return b.bitcast(value, vector(I8, lanes * 4))
 
 
-def _dots_vnni(b: Any, bits: int, weights: Callable, inputs: Callable, excess: list[Any], width: int) -> list[Any]:
+def _dots_vnni(b: Any, width: int, weights: Callable, inputs: Callable, excess: list[Any]) -> list[Any]:
     """vpdpbusd: 4 unsigned x signed bytes added to each of `width` int32 lanes."""
     name = f"llvm.x86.avx512.vpdpbusd.{width * 32}"
     wide, byte = vector(I32, width), vector(I8, width * 4)
@@ -110,7 +112,7 @@ def _dots_avx2(b: Any, bits: int, weights: Callable, inputs: Callable, excess: l
     return [join(b, *row) for row in short]
 
 
-def _dots_generic(b: Any, bits: int, weights: Callable, inputs: Callable, excess: list[Any]) -> list[Any]:
+def _dots_generic(b: Any, weights: Callable, inputs: Callable, excess: list[Any]) -> list[Any]:
     """Plain vector code: byte by byte in int32 lanes."""
     sums = list(excess)
     for step in range(8):
@@ -125,12 +127,12 @@ def _dots_generic(b: Any, bits: int, weights: Callable, inputs: Callable, excess
     return sums
 
 
-def _dots(b: Any, isa: int, *args: Any) -> list[Any]:
+def _dots(b: Any, isa: int, bits: int, weights: Callable, inputs: Callable, excess: list[Any]) -> list[Any]:
     if isa == GENERIC:
-        return _dots_generic(b, *args)
+        return _dots_generic(b, weights, inputs, excess)
     if isa == AVX2:
-        return _dots_avx2(b, *args)
-    return _dots_vnni(b, *args, 16 if isa == AVX512 else 8)
+        return _dots_avx2(b, bits, weights, inputs, excess)
+    return _dots_vnni(b, 16 if isa == AVX512 else 8, weights, inputs, excess)
 
 
 # ---- one tile ----------------------------------------------------------------------------------------------------
@@ -237,9 +239,10 @@ def _tile_function(module: Any, isa: int, kind: int, rows: int) -> Any:
     )
 
 
-@intrinsic
-def _multiply(typingctx, isa, kind, rows, w, groups, x, x_stride, meta, meta_stride, meta_plane, out):  # type: ignore[no-untyped-def]
+@intrinsic(prefer_literal=True)
+def _dispatch(typingctx, level, kind, rows, w, groups, x, x_stride, meta, meta_stride, meta_plane, out):  # type: ignore[no-untyped-def]
     """Call the tile function of (path, kind, rows)."""
+    path = level.literal_value
 
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
         _, kind, rows, *rest = args
@@ -251,19 +254,42 @@ def _multiply(typingctx, isa, kind, rows, w, groups, x, x_stride, meta, meta_str
                 block = b.append_basic_block()
                 switch.add_case(number(16 * k + r), block)
                 b.position_at_end(block)
-                b.call(_tile_function(b.module, isa.count, k, r), rest)
+                b.call(_tile_function(b.module, path, k, r), rest)
                 b.branch(end)
         b.position_at_end(end)
         return context.get_dummy_value()
 
-    return types.void(isa, *[types.int64] * 10), codegen
+    return types.void(level, *[types.int64] * 10), codegen
 
 
-@compiled
-def multiply(isa, kind, rows, w, groups, x, x_stride, meta, meta_stride, meta_plane, out):  # type: ignore[no-untyped-def]
-    """out [rows, 16] fp32 = the tile at `w` times `rows` (one of ROW_COUNTS) rows.
+@lru_cache
+def product_address(path: str) -> int:
+    """Address of the product compiled for a path (isa.py), to be called through `multiply`.
+
+    It is compiled apart from the step: Numba would optimise all its variants again with every function above it.
+    """
+    level, sources = NAMES.index(path), SOURCES
+
+    @cfunc(types.void(*[types.int64] * 10), cache=True)
+    def product(kind, rows, w, groups, x, x_stride, meta, meta_stride, meta_plane, out):  # type: ignore[no-untyped-def]
+        if sources == 0:
+            return
+        _dispatch(level, kind, rows, w, groups, x, x_stride, meta, meta_stride, meta_plane, out)
+
+    return int(product.address or 0)
+
+
+@intrinsic
+def multiply(typingctx, function, kind, rows, w, groups, x, x_stride, meta, meta_stride, meta_plane, out):  # type: ignore[no-untyped-def]
+    """out [rows, 16] fp32 = the tile at `w` times `rows` (one of ROW_COUNTS) rows, by the product at an address.
 
     x: int8 rows (fp32 for format F32), `x_stride` bytes apart. meta: per row (`meta_stride` bytes apart) and group the
     fp32 scale; one `meta_plane` on, the int32 excess of 128-biased bytes; two on, the fp32 sum of the inputs.
     """
-    _multiply(isa, kind, rows, w, groups, x, x_stride, meta, meta_stride, meta_plane, out)
+
+    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [I64] * 10)
+        b.call(b.inttoptr(args[0], kind.as_pointer()), args[1:])
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 11), codegen

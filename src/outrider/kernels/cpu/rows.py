@@ -18,7 +18,7 @@ _ONE = np.float32(1)
 
 
 @compiled
-def largest_bits(x: int, start: int, count: int) -> int:
+def largest_bits(x: int, start: int, count: int) -> np.int32:
     """Bits of max |x|; as integers NaN is above infinity is above all numbers, so nothing is lost."""
     values, top = i32(x), np.int32(0)
     for i in range(start, start + count):

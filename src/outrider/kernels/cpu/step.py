@@ -6,13 +6,30 @@ what changes no bit: every output is one chain of operations in one order.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-from numba import njit
+from numba import njit, typeof, types
 
 from outrider.kernels.cpu import formats
 from outrider.kernels.cpu.attention import attend_split, attend_whole, place_heads
-from outrider.kernels.cpu.layout import DOWN, EMBED, GATE, HEAD, PRIVATE, SPLIT, UP, WO, WQ
-from outrider.kernels.cpu.machine import compiled, f32, i32, i64, meet, share, u8
+from outrider.kernels.cpu.layout import (
+    CACHE,
+    DOWN,
+    EMBED,
+    GATE,
+    HEAD,
+    LAYER,
+    MATRIX,
+    MODEL,
+    PRIVATE,
+    SPLIT,
+    STEP,
+    UP,
+    WO,
+    WQ,
+)
+from outrider.kernels.cpu.machine import SOURCES, compiled, f32, i32, i64, meet, share, u8
 from outrider.kernels.cpu.product import MAX_ROWS, multiply
 from outrider.kernels.cpu.rows import activate, layer_norm, quantise_row, rms_norm
 
@@ -110,7 +127,7 @@ def prepare(m, s, weight, bias, source, stride, index, rows, groups, member, mem
 
 
 @compiled
-def multiply_tile(isa, matrix, tile, s, base, floats, stride, rows, out):  # type: ignore[no-untyped-def]
+def multiply_tile(matrix, tile, s, base, floats, stride, rows, out):  # type: ignore[no-untyped-def]
     """out [8, 16] = tile number `tile` times `rows` <= 8 prepared rows from `base` on; the bias is added."""
     w = matrix.data + tile * matrix.tile_bytes
     meta = s.meta + base * s.meta_stride
@@ -118,7 +135,7 @@ def multiply_tile(isa, matrix, tile, s, base, floats, stride, rows, out):  # typ
     if matrix.kind == formats.F32:
         x, x_stride = floats, stride
     count = 8 if rows == 7 else rows
-    multiply(isa, matrix.kind, count, w, matrix.groups, x, x_stride, meta, s.meta_stride, s.meta_plane, out)
+    multiply(s.product, matrix.kind, count, w, matrix.groups, x, x_stride, meta, s.meta_stride, s.meta_plane, out)
     if matrix.bias != 0:
         y, bias = f32(out), f32(matrix.bias + tile * 64)
         for r in range(rows):
@@ -127,7 +144,7 @@ def multiply_tile(isa, matrix, tile, s, base, floats, stride, rows, out):  # typ
 
 
 @compiled
-def project(isa, matrix, s, base, floats, stride, rows, target, target_stride, action, member, members):  # type: ignore[no-untyped-def]
+def project(matrix, s, base, floats, stride, rows, target, target_stride, action, member, members):  # type: ignore[no-untyped-def]
     """target[r] = (or +=) matrix times prepared row r, for this thread's tiles."""
     out = s.tile + member * 2048
     y = f32(out)
@@ -136,7 +153,7 @@ def project(isa, matrix, s, base, floats, stride, rows, target, target_stride, a
         for tile in range(first, last):
             for r in range(span, min(span + _SPAN, rows), MAX_ROWS):
                 n = min(MAX_ROWS, rows - r)
-                multiply_tile(isa, matrix, tile, s, base + r, floats + r * stride, stride, n, out)
+                multiply_tile(matrix, tile, s, base + r, floats + r * stride, stride, n, out)
                 for i in range(n):
                     z = f32(target + (r + i) * target_stride + tile * 64)
                     if action == ADD:
@@ -148,7 +165,7 @@ def project(isa, matrix, s, base, floats, stride, rows, target, target_stride, a
 
 
 @compiled
-def project_gated(isa, gate, up, m, s, base, floats, stride, rows, member, members):  # type: ignore[no-untyped-def]
+def project_gated(gate, up, m, s, base, floats, stride, rows, member, members):  # type: ignore[no-untyped-def]
     """hidden[r] = act(gate) * up, or act(up) where the model has no gate."""
     out, other = s.tile + member * 2048, s.tile + member * 2048 + 512
     y, u = f32(out), f32(other)
@@ -158,10 +175,10 @@ def project_gated(isa, gate, up, m, s, base, floats, stride, rows, member, membe
             for r in range(span, min(span + _SPAN, rows), MAX_ROWS):
                 n = min(MAX_ROWS, rows - r)
                 x = floats + r * stride
-                multiply_tile(isa, gate if m.gated else up, tile, s, base + r, x, stride, n, out)
+                multiply_tile(gate if m.gated else up, tile, s, base + r, x, stride, n, out)
                 activate(m.activation, out, n * 16)
                 if m.gated:
-                    multiply_tile(isa, up, tile, s, base + r, x, stride, n, other)
+                    multiply_tile(up, tile, s, base + r, x, stride, n, other)
                     for i in range(n * 16):
                         y[i] *= u[i]
                 for i in range(n):
@@ -186,7 +203,7 @@ def embed_rows(m, s, matrix, member, members):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def run_layer(isa, m, s, layer, matrices, cache, number, member, members):  # type: ignore[no-untyped-def]
+def run_layer(m, s, layer, matrices, cache, number, member, members):  # type: ignore[no-untyped-def]
     rows = s.rows
     base = prepare(
         m, s, layer.attn_norm, layer.attn_norm_bias, s.x, s.x_stride, 0, rows, matrices[WQ].groups, member, members
@@ -195,7 +212,7 @@ def run_layer(isa, m, s, layer, matrices, cache, number, member, members):  # ty
     for c in range(3):
         column = 0 if c == 0 else m.q_width + (0 if c == 1 else m.kv_width)
         target = s.qkv + column * 4
-        project(isa, matrices[c], s, base, normed, s.x_stride, rows, target, s.qkv_stride, STORE, member, members)
+        project(matrices[c], s, base, normed, s.x_stride, rows, target, s.qkv_stride, STORE, member, members)
     meet(s.sync, members)
     place_heads(m, s, layer, cache, member, members)
     meet(s.sync, members)
@@ -205,16 +222,16 @@ def run_layer(isa, m, s, layer, matrices, cache, number, member, members):  # ty
         attend_whole(m, s, layer, cache, number, member, members)
     meet(s.sync, members)
     base = prepare(m, s, 0, 0, s.mixed, s.mixed_stride, 0, rows, matrices[WO].groups, member, members)
-    project(isa, matrices[WO], s, base, s.mixed, s.mixed_stride, rows, s.x, s.x_stride, ADD, member, members)
+    project(matrices[WO], s, base, s.mixed, s.mixed_stride, rows, s.x, s.x_stride, ADD, member, members)
     meet(s.sync, members)
     base = prepare(
         m, s, layer.mlp_norm, layer.mlp_norm_bias, s.x, s.x_stride, 0, rows, matrices[UP].groups, member, members
     )
     normed = s.normed + base * s.x_stride
-    project_gated(isa, matrices[GATE], matrices[UP], m, s, base, normed, s.x_stride, rows, member, members)
+    project_gated(matrices[GATE], matrices[UP], m, s, base, normed, s.x_stride, rows, member, members)
     meet(s.sync, members)
     base = prepare(m, s, 0, 0, s.hidden, s.hidden_stride, 0, rows, matrices[DOWN].groups, member, members)
-    project(isa, matrices[DOWN], s, base, s.hidden, s.hidden_stride, rows, s.x, s.x_stride, ADD, member, members)
+    project(matrices[DOWN], s, base, s.hidden, s.hidden_stride, rows, s.x, s.x_stride, ADD, member, members)
     meet(s.sync, members)
     if layer.tap >= 0:
         copy_features(m, s, layer.tap, member, members)
@@ -231,7 +248,7 @@ def copy_features(m, s, tap, member, members):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def read_out(isa, m, s, matrix, member, members):  # type: ignore[no-untyped-def]
+def read_out(m, s, matrix, member, members):  # type: ignore[no-untyped-def]
     """Best token (lowest id of the best; NaN counts as best) of every logit row, and the logits where wanted."""
     rows, out = s.wanted, s.tile + member * 2048
     base = prepare(
@@ -246,7 +263,7 @@ def read_out(isa, m, s, matrix, member, members):  # type: ignore[no-untyped-def
         for tile in range(first, last):
             for r in range(span, min(span + _SPAN, rows), MAX_ROWS):
                 n, x = min(MAX_ROWS, rows - r), s.normed + (base + r) * s.x_stride
-                multiply_tile(isa, matrix, tile, s, base + r, x, s.x_stride, n, out)
+                multiply_tile(matrix, tile, s, base + r, x, s.x_stride, n, out)
                 channels = min(16, matrix.n - tile * 16)
                 for i in range(n):
                     if s.logits != 0:
@@ -275,14 +292,36 @@ def settle(s, rows, vocabulary, members):  # type: ignore[no-untyped-def]
         i64(s.best)[r] = winner if winner < vocabulary else 0
 
 
-@njit(nogil=True, error_model="numpy", cache=True)
-def run_step(isa, model, layers, matrices, caches, step, first, last, member, members):  # type: ignore[no-untyped-def]
-    """Layers first .. last - 1; before layer 0 the embedding, after the last layer the LM head."""
-    m, s = model[0], step[0]
+def _cached_step(sources: int) -> Any:
+    """The entry point, cached on disk under the digest of all kernel sources."""
+
+    @njit(nogil=True, error_model="numpy", cache=True)
+    def run_step(model, layers, matrices, caches, step, first, last, member, members):  # type: ignore[no-untyped-def]
+        if sources != 0:
+            run_layers(model[0], layers, matrices, caches, step[0], first, last, member, members)
+
+    return run_step
+
+
+@compiled
+def run_layers(m, layers, matrices, caches, s, first, last, member, members):  # type: ignore[no-untyped-def]
     if first == 0:
         embed_rows(m, s, matrices[m.num_layers, EMBED], member, members)
     for number in range(first, last):
-        run_layer(isa, m, s, layers[number], matrices[number], caches[number], number, member, members)
+        run_layer(m, s, layers[number], matrices[number], caches[number], number, member, members)
     if last == m.num_layers and s.wanted > 0:
-        read_out(isa, m, s, matrices[m.num_layers, HEAD], member, members)
+        read_out(m, s, matrices[m.num_layers, HEAD], member, members)
     meet(s.sync, members)
+
+
+#: run_step(model, layers, matrices, caches, step, first, last, member, members), called by every member at once:
+#: layers first .. last - 1; before layer 0 the embedding, after the last layer the LM head.
+run_step = _cached_step(SOURCES)
+
+
+def prepare_step() -> None:
+    """Compile the step, or load it from Numba's cache, without running it."""
+    tables = [typeof(np.zeros(1, kind)) for kind in (MODEL, LAYER)]
+    matrices = typeof(np.zeros((1, 1), MATRIX))
+    rest = [typeof(np.zeros(1, kind)) for kind in (CACHE, STEP)]
+    run_step.compile((*tables, matrices, *rest, *[types.int64] * 4))

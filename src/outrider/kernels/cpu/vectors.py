@@ -10,7 +10,6 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
 from outrider.kernels.cpu.emit import (
     FLOAT,
@@ -30,7 +29,7 @@ from outrider.kernels.cpu.emit import (
     store,
     vector,
 )
-from outrider.kernels.cpu.machine import compiled
+from outrider.kernels.cpu.machine import compiled, intrinsic
 
 FLOAT32, BFLOAT16, INT8 = range(3)
 ITEM_BYTES = (4, 2, 1)

@@ -111,12 +111,16 @@ def _templates(file: GGUFFile) -> dict[str, str]:
 
 def _frame(backend: Backend, own: Mapping[str, Any], pieces: Sequence[str], default_bos: bool) -> None:
     """BOS before and EOS behind every text, where the header asks for them; what the words need stays in place."""
-    parts = []
-    for key, wanted in (("bos", own.get("add_bos_token", default_bos)), ("eos", own.get("add_eos_token", False))):
-        parts.append([(pieces[own[f"{key}_token_id"]], own[f"{key}_token_id"])] * (wanted and _known(own, key, pieces)))
-    if tokens := parts[0] + parts[1]:
-        single = [text for text, _ in parts[0]] + ["$A"] + [text for text, _ in parts[1]]
-        backend.post_processor = processors.TemplateProcessing(single=single, special_tokens=tokens)
+    start = _token(own, "bos", pieces) if own.get("add_bos_token", default_bos) else []
+    end = _token(own, "eos", pieces) if own.get("add_eos_token", False) else []
+    if start or end:
+        single = [text for text, _ in start] + ["$A"] + [text for text, _ in end]
+        backend.post_processor = processors.TemplateProcessing(single=single, special_tokens=start + end)
+
+
+def _token(own: Mapping[str, Any], key: str, pieces: Sequence[str]) -> list[tuple[str, int]]:
+    """Text and id of a token that the header names; nothing where it names none."""
+    return [(pieces[own[f"{key}_token_id"]], own[f"{key}_token_id"])] if _known(own, key, pieces) else []
 
 
 def _byte_level(file: GGUFFile, own: Mapping[str, Any], pieces: Sequence[str], types: Sequence[int]) -> Backend:

@@ -38,7 +38,7 @@ def resolve(
     if name in CATALOGUE:
         return Found(_from_catalogue(CATALOGUE[name], cache_dir, progress), "catalogue")
     path = Path(name).expanduser()
-    if os.path.isdir(path):
+    if name and os.path.isdir(path):
         return _in_folder(path)
     if os.path.isfile(path):
         return Found(_readable(path), "gguf")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.errors import ConfigError
+from outrider.models.load import Tokenizer
 from outrider.models.spec import Decoder, KVCache
 from outrider.types import Int32
 
@@ -34,15 +35,6 @@ class Store(Protocol):
         ...
 
     def table(self) -> Pages: ...
-
-
-class Tokenizer(Protocol):
-    """What is asked of the target's tokenizer."""
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    def first_difference(self, other: Tokenizer) -> tuple[int, str, str] | None: ...
 
 
 def _no_store(decoder: Decoder, tokens: int) -> Store:

@@ -22,6 +22,7 @@ from outrider.config import from_mapping
 from outrider.drafters.base import Drafter
 from outrider.drafters.host import Host
 from outrider.errors import ConfigError
+from outrider.models.load.catalogue import CATALOGUE
 
 GROUP = "outrider.drafters"
 
@@ -29,6 +30,7 @@ GROUP = "outrider.drafters"
 BUILTIN = {
     "ngram": "outrider.drafters.ngram:NgramDrafter",
     "suffix": "outrider.drafters.suffix:SuffixDrafter",
+    "model": "outrider.drafters.model:ModelDrafter",
 }
 
 
@@ -90,8 +92,10 @@ def _read(entry: Any) -> tuple[str, Mapping[str, Any]]:
 
 
 def _is_model(name: str) -> bool:
-    """Whether a name means a model: a path or a hub id."""
-    return "/" in name or name.endswith(".gguf") or (name not in BUILTIN and Path(name).is_dir())
+    """Whether a name means a model: an alias, a path or a hub id."""
+    if name in CATALOGUE or "/" in name or name.endswith(".gguf"):
+        return True
+    return name not in BUILTIN and Path(name).is_dir()
 
 
 def _distinct(name: str, taken: set[str]) -> str:

@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 
 from outrider.config import SpeculativeConfig, from_mapping
 from outrider.drafters.base import Drafter
-from outrider.drafters.host import Host, Tokenizer
+from outrider.drafters.host import Host
 from outrider.drafters.registry import create_drafters
 from outrider.errors import ConfigError
+from outrider.models.load import Tokenizer
 from outrider.models.spec import Decoder
 from outrider.speculation.acceptance import Acceptance, Estimates, NoEstimates
 from outrider.speculation.costs import CostTable, DraftCosts

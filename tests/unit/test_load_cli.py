@@ -38,8 +38,10 @@ def test_the_overview_names_every_command(arguments: list[str], capsys: Captured
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_the_help_of_a_command_has_an_example(name: str, capsys: Captured) -> None:
-    assert main([name, "--help"]) == DONE
-    assert f"Example: outrider {name}" in " ".join(capsys.readouterr().out.split())
+    subcommands = getattr(command_line.load(name), "commands", {})
+    for words in [[name, sub] for sub in subcommands] or [[name]]:
+        assert main([*words, "--help"]) == DONE
+        assert f"Example: outrider {' '.join(words)}" in " ".join(capsys.readouterr().out.split())
 
 
 def test_help_imports_nothing_heavy() -> None:

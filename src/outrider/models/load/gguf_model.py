@@ -88,11 +88,11 @@ class GGUFWeight:
         return self.tensor.rows.nbytes
 
     def dense(self) -> Float32:
-        """The values in fp32, as the gguf package dequantises them."""
+        """The values in fp32, as the gguf package dequantises them; the array is the caller's own."""
         if self.tensor.kind in EXACT and (groups := self.groups()) is not None:
             return values_of(groups)  # the same values, several times as fast
         values = dequantize(self._rows(), self.tensor.kind)
-        return np.ascontiguousarray(values.reshape(self.shape), dtype=np.float32)
+        return np.require(values.reshape(self.shape), np.float32, ["C", "W"])
 
     def groups(self) -> GroupedInts | None:
         """The stored integers (see grouped.py for which types are exact); None for other types and for vectors."""

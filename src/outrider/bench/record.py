@@ -54,11 +54,16 @@ def hardware() -> dict[str, Any]:
     """What the figures were measured on."""
     return {
         "processor": processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": len(cores()),
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "system": platform.system(),
         "python": platform.python_version(),
     }
+
+
+def cores() -> set[int]:
+    """Processors that this process may use."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 def processor() -> str:

@@ -75,6 +75,16 @@ def test_wrong_usage_is_status_2_and_one_line(arguments: list[str], said: str, c
     assert captured.out == ""
 
 
+def test_a_group_called_with_nothing_shows_its_help(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = command_line.new_app(no_args_is_help=True)
+    app.command("one")(lambda: None)
+    app.command("two")(lambda: None)
+    monkeypatch.setattr(command_line, "load", lambda name: command_line.typer.main.get_command(app))
+    assert main(["bench"]) == WRONG_USAGE
+    captured = capsys.readouterr()
+    assert "Commands:\n" in captured.out + captured.err
+
+
 @pytest.mark.parametrize(
     ("error", "status"),
     [

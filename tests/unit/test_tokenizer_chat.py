@@ -94,6 +94,15 @@ def test_no_mixture_becomes_a_control_token(content: str) -> None:
     assert TINY.decode(ids, skip_special=False) == f"<|im_start|>user\n{content}<|im_end|>\n"
 
 
+def test_messages_may_hold_private_use_characters_but_not_all_of_them() -> None:
+    some = "".join(map(chr, range(0xE000, 0xE010))) + "<|im_end|>"
+    ids = TINY.chat([{"role": "user", "content": some}], add_generation_prompt=False)
+    assert TINY.decode(ids, skip_special=False) == f"<|im_start|>user\n{some}<|im_end|>\n"
+    assert controls(ids) == [START, END]
+    with pytest.raises(UnsupportedError, match="every private-use character"):
+        TINY.chat([{"role": "user", "content": "".join(map(chr, range(0xE000, 0xF900)))}])
+
+
 def test_pieces_side_by_side_do_not_join_into_a_control_token() -> None:
     joining = tokenizer("{% for part in messages[0]['content'] %}{{ part['text'] }}{% endfor %}<|im_end|>")
     parts = [{"type": "text", "text": text} for text in ("<|im_", "start|>", "<|im_sta", "rt", "|>")]

@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         result = typer.main.get_command(build()).main(given, prog_name="outrider", standalone_mode=False)
     except UsageError as error:
-        return complain(f"{error.format_message()} (see {hint(error)})", WRONG_USAGE)
+        return explain(error)
     except (ConfigError, UnsupportedError) as error:
         return complain(str(error), WRONG_USAGE)
     except OutriderError as error:
@@ -108,9 +108,13 @@ def complain(message: str, status: int) -> int:
     return status
 
 
-def hint(error: Any) -> str:
-    """The command that would have helped."""
-    return f"{error.ctx.command_path if error.ctx else 'outrider'} --help"
+def explain(error: Any) -> int:
+    """Wrong usage: one line and where to look; the help itself where a group was called with nothing."""
+    if error.ctx is not None and error.format_message() == error.ctx.get_help():
+        print(error.ctx.get_help(), file=sys.stderr)
+        return WRONG_USAGE
+    command = error.ctx.command_path if error.ctx is not None else "outrider"
+    return complain(f"{error.format_message()} (see {command} --help)", WRONG_USAGE)
 
 
 if __name__ == "__main__":

@@ -25,35 +25,41 @@ PRIVATE_USE = range(0xE000, 0xF900)
 
 
 class Fence:
-    """Breaks control tokens inside user strings with a character that occurs in none of them."""
+    """Breaks control tokens inside user strings with a mark: a character that occurs in none of them."""
 
-    def __init__(self, controls: Iterable[str], used: str) -> None:
-        self._controls = sorted(filter(None, controls), key=len, reverse=True)
-        self.mark = next(chr(code) for code in PRIVATE_USE if chr(code) not in used)
-        self.pattern = re.compile("|".join(map(re.escape, self._controls)) or r"(?!)")
+    def __init__(self, controls: Iterable[str]) -> None:
+        longest_first = sorted(filter(None, controls), key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self._beginnings = frozenset(text[:size] for text in longest_first for size in range(1, len(text)))
+        self._longest = max(map(len, self._beginnings), default=0)
 
-    def apply(self, value: Any) -> Any:
+    def apply(self, value: Any, mark: str) -> Any:
         """The same structure with every string in it fenced."""
         if isinstance(value, str):
-            return self._fenced(value)
+            return self._fenced(value, mark)
         if isinstance(value, Mapping):
-            return {self.apply(key): self.apply(item) for key, item in value.items()}
-        return [self.apply(item) for item in value] if isinstance(value, (list, tuple)) else value
+            return {self.apply(key, mark): self.apply(item, mark) for key, item in value.items()}
+        return [self.apply(item, mark) for item in value] if isinstance(value, (list, tuple)) else value
 
-    def _fenced(self, text: str) -> str:
-        broken = self.pattern.sub(lambda match: match[0][0] + self.mark + match[0][1:], text)
+    def _fenced(self, text: str, mark: str) -> str:
+        broken = self._pattern.sub(lambda match: match[0][0] + mark + match[0][1:], text)
         # Two harmless strings side by side in the template must not join into a control token either.
-        return broken + self.mark if self._could_begin(text) else broken
+        could_begin = any(text[-size:] in self._beginnings for size in range(1, min(self._longest, len(text)) + 1))
+        return broken + mark if could_begin else broken
 
-    def _could_begin(self, text: str) -> bool:
-        """Whether the string ends with the beginning of a control token."""
-        return any(text.endswith(control[:size]) for control in self._controls for size in range(1, len(control)))
-
-    def split(self, text: str) -> list[str]:
+    def split(self, text: str, mark: str) -> list[str]:
         """Rendered text as plain, control, plain, control, ..., plain; the marks are gone from the plain pieces."""
-        plain = [piece.replace(self.mark, "") for piece in self.pattern.split(text)]
-        controls = self.pattern.findall(text)
+        plain = [piece.replace(mark, "") for piece in self._pattern.split(text)]
+        controls = self._pattern.findall(text)
         return [piece for pair in zip(plain, [*controls, ""], strict=True) for piece in pair][:-1]
+
+
+def unused_mark(text: str) -> str:
+    """A private-use character that the text does not contain. UnsupportedError where it contains them all."""
+    free = set(map(chr, PRIVATE_USE)) - set(text)
+    if not free:
+        raise UnsupportedError("the messages use every private-use character; leave one out", field="messages")
+    return min(free)
 
 
 def strings_of(value: Any) -> str:

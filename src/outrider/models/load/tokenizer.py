@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 
 from outrider.errors import ModelError, UnsupportedError
-from outrider.models.load.chat import Fence, render, strings_of
+from outrider.models.load.chat import Fence, render, strings_of, unused_mark
 from outrider.models.load.detokenizer import Detokenizer
 
 SPACE_MARK = "▁"
@@ -54,6 +54,7 @@ class Tokenizer:
         self._added = {token: entry.content for token, entry in added.items()}
         self._special = frozenset(token for token, entry in added.items() if entry.special)
         self._controls = {added[token].content: token for token in self._special}
+        self._fence = Fence(self._controls)
         self._pieces = _pieces(backend)
         self._spell, self.strips_first_space = _spelling(backend)
         self.eos_token_ids = tuple(dict.fromkeys(eos_token_ids))
@@ -110,11 +111,11 @@ class Tokenizer:
         if template is None:
             raise UnsupportedError("this model has no chat template; use completions, or a model with one", field=None)
         given = {"messages": list(messages), "tools": list(tools) if tools else None, "args": template_args}
-        fence = Fence(self._controls, strings_of(given) + template)
-        fenced = fence.apply(given)
+        mark = unused_mark(strings_of(given) + template)
+        fenced = self._fence.apply(given, mark)
         variables = {**self._named, "add_generation_prompt": add_generation_prompt, **fenced["args"]}
         text = render(template, fenced["messages"], fenced["tools"], variables)
-        return self._encode_fenced(text, fence)
+        return self._encode_fenced(text, mark)
 
     def first_difference(self, other: Tokenizer) -> tuple[int, str, str] | None:
         """The first token that differs: (id, mine, theirs); None where all shared ids mean the same.
@@ -126,12 +127,12 @@ class Tokenizer:
                 return token, str(mine), str(theirs)
         return None
 
-    def _encode_fenced(self, text: str, fence: Fence) -> list[int]:
+    def _encode_fenced(self, text: str, mark: str) -> list[int]:
         """Encode rendered text; where users wrote control tokens, piece by piece, so that theirs stay text."""
-        if fence.mark not in text:
+        if mark not in text:
             return self.encode(text, allow_special=True)
         ids: list[int] = []
-        for number, piece in enumerate(fence.split(text)):
+        for number, piece in enumerate(self._fence.split(text, mark)):
             ids += [self._controls[piece]] if number % 2 else self.encode(piece)
         return ids
 

@@ -51,6 +51,21 @@ def test_blocks_join_without_a_seam() -> None:
     assert p == pytest.approx(weights / weights.sum(), rel=1e-13)
 
 
+@pytest.mark.parametrize("top_k", [1, 20, 50, 1000])
+@pytest.mark.parametrize("top_p", [1.0, 0.8])
+def test_a_large_vocabulary_is_narrowed_to_the_same_tokens(top_k: int, top_p: float) -> None:
+    """Here top-k looks at block maxima first; rounded logits make ties at every boundary."""
+    for logits in (some_logits(20_011, 8), np.round(some_logits(20_011, 9))):
+        p = race.probabilities(logits, 20_000, 0.7, top_k, top_p, 0.0)
+        weights = np.exp((logits[:20_000].astype(np.float64) - logits[:20_000].max()) / 0.7)
+        weights[logits[:20_000] < np.sort(logits[:20_000])[-top_k]] = 0
+        order = np.argsort(-weights, kind="stable")
+        enough = int(np.searchsorted(np.cumsum(weights[order]), top_p * weights.sum()))
+        weights[weights < weights[order[min(enough, len(order) - 1)]]] = 0
+        assert p[:20_000] == pytest.approx(weights / weights.sum(), abs=1e-14)
+        assert np.count_nonzero(p) == np.count_nonzero(weights) > 0
+
+
 def test_top_k_and_top_p_keep_what_ties() -> None:
     logits = np.array([1, 3, 3, 0, 3], np.float32)
     for args in ((1.0, 2, 1.0, 0.0), (1.0, 0, 0.5, 0.0)):

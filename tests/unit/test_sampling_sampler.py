@@ -202,3 +202,8 @@ def test_what_cannot_be_served_is_refused_by_name(field: str, value: object) -> 
     with pytest.raises(UnsupportedError) as refused:
         sampler_for(SamplingParams(**{field: value}), vocab_size=V)
     assert field in str(refused.value) or refused.value.field == "allowed_token_ids"
+
+
+def test_an_end_token_of_the_padding_is_harmless() -> None:
+    sampler = Sampler(SamplingParams(min_tokens=1), (), V, (5, 99), seed=0)
+    assert np.flatnonzero(sampler.distribution(LOGITS, [])).tolist() == [0, 1, 2, 3, 4]

@@ -104,7 +104,8 @@ def grammar_processors(
     """The processor for `params.structured_outputs`, or none. `eos_token_ids`: the tokenizer's own unless given."""
     if params.structured_outputs is None:
         return ()
-    eos = tuple(sorted(tokenizer.eos_token_ids if eos_token_ids is None else eos_token_ids))
+    given = tokenizer.eos_token_ids if eos_token_ids is None else eos_token_ids
+    eos = tuple(sorted(token for token in given if token < tokenizer.vocab_size))
     if not eos:
         raise UnsupportedError(f"{FIELD} needs a model that has an end token", field=FIELD)
     matcher = _compile(_source(params.structured_outputs), _library_tokenizer(tokenizer, eos))

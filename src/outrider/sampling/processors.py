@@ -141,7 +141,8 @@ def build_processors(
     forbidden = _forbidden(params, vocab_size)
     if len(forbidden):
         built.append(Forbid(forbidden))
-    ends = _ids("stop_token_ids", {*eos_token_ids, *(params.stop_token_ids or ())}, vocab_size)
+    real_ends = (token for token in eos_token_ids if token < vocab_size)
+    ends = np.union1d(_ids("stop_token_ids", params.stop_token_ids or (), vocab_size), np.fromiter(real_ends, np.int64))
     if params.min_tokens and len(ends):
         built.append(MinTokens(params.min_tokens, ends))
     if params.logit_bias:

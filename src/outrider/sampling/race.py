@@ -186,19 +186,58 @@ def probabilities(
     best = _first_greatest(keys)
     if best < 0:
         return p
-    live = p[:size]
-    _weigh(live, logits, logits[best], 1.0 / temperature)
-    if min_p > 0.0:
-        for i in range(size):
-            live[i] = live[i] if live[i] >= min_p else 0.0
+    top, inverse = logits[best], 1.0 / temperature
     if 0 < top_k < size:
-        _keep_from(live, keys, _threshold(keys, np.broadcast_to(np.ones(1), (size,)), float(top_k)))
-    if top_p < 1.0:
-        _keep_from(live, keys, _threshold(keys, live, top_p * _total(live)))
-    scale = 1.0 / _total(live)
-    for i in range(size):
-        live[i] *= scale
+        ids = np.flatnonzero(keys >= _kth_greatest(keys, top_k))
+        kept = np.empty(ids.shape[0], np.float64)
+        _distribute(kept, logits[ids], keys[ids], top, inverse, top_p, min_p)
+        p[ids] = kept
+    else:
+        _distribute(p[:size], logits[:size], keys, top, inverse, top_p, min_p)
     return p
+
+
+@njit(cache=True, nogil=True)
+def _kth_greatest(keys: NDArray[np.uint32], k: int) -> int:
+    """The k-th greatest key. The k-th greatest of block maxima bounds it from below and leaves few candidates."""
+    one = np.ones(1)
+    blocks = keys.shape[0] // 64
+    if blocks >= 4 * k:
+        maxima = np.zeros(blocks, np.uint32)
+        for block in range(blocks):
+            most = np.uint32(0)
+            for i in range(64 * block, 64 * block + 64):
+                most = max(most, keys[i])
+            maxima[block] = most
+        least = _threshold(maxima, np.broadcast_to(one, (blocks,)), float(k))
+        keys = keys[np.flatnonzero(keys >= least)]
+    return _threshold(keys, np.broadcast_to(one, (keys.shape[0],)), float(k))
+
+
+@njit(cache=True, nogil=True)
+def _distribute(
+    p: Float64,
+    logits: Float32,
+    keys: NDArray[np.uint32],
+    top: float,
+    inverse_temperature: float,
+    top_p: float,
+    min_p: float,
+) -> None:
+    """Fill p with the law of tokens with these logits, of which the greatest is `top`: min-p, top-p, normalised."""
+    _weigh(p, logits, top, inverse_temperature)
+    if min_p > 0.0:
+        for i in range(p.shape[0]):
+            p[i] = p[i] if p[i] >= min_p else 0.0
+    if top_p < 1.0:
+        # What weighs less than this is less than 1 - top_p even all together, as the best token weighs 1.
+        heavy = np.flatnonzero(p >= 0.5 * (1.0 - top_p) / p.shape[0])
+        lowest = _threshold(keys[heavy], p[heavy], top_p * _total(p))
+        for i in range(p.shape[0]):
+            p[i] = p[i] if np.int64(keys[i]) >= lowest else 0.0
+    scale = 1.0 / _total(p)
+    for i in range(p.shape[0]):
+        p[i] *= scale
 
 
 @njit(cache=True, nogil=True)
@@ -228,10 +267,3 @@ def _total(x: Float64) -> float:
     for i in range(whole, x.shape[0]):
         a += x[i]
     return (a + b) + (c + d)
-
-
-@njit(cache=True, nogil=True)
-def _keep_from(weights: Float64, keys: NDArray[np.uint32], lowest: int) -> None:
-    """Drop every token whose key lies below `lowest`."""
-    for i in range(weights.shape[0]):
-        weights[i] = weights[i] if np.int64(keys[i]) >= lowest else 0.0

@@ -47,7 +47,7 @@ class Sampler:
         self.params = params
         self.vocab_size = vocab_size
         self.greedy = params.temperature < GREEDY_BELOW
-        self._eos = min(eos_token_ids, default=0)
+        self._eos = min((token for token in eos_token_ids if token < vocab_size), default=0)
         self._processors = (*processors, *build_processors(params, prompt, vocab_size, eos_token_ids))
         self._own, self._flip, self._redraw = (stream(seed, index, lane) for lane in (_OWN, _FLIP, _REDRAW))
 

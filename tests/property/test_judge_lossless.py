@@ -45,7 +45,7 @@ def shapes(draw: st.DrawFn) -> tuple[int, ...] | None:
     return tuple(draw(st.integers(-1, node - 1)) for node in range(draw(st.integers(1, 8))))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(params=parameters(), parents=shapes(), seed=st.integers(0, 2**40), noise=st.integers(0, 5), data=st.data())
 def test_the_seeded_text_does_not_depend_on_drafts(params, parents, seed, noise, data) -> None:
     script = random_logits(V, seed=noise, spread=2.0)

@@ -99,8 +99,8 @@ class Transfer:
     def submit(self, kind: Kind, blocks: Blocks, job: Callable[[], int]) -> Ticket:
         ticket = Ticket()
         with self._change:
-            while len(self._queue) >= self._depth and not self._closed:
-                self._change.wait()
+            if len(self._queue) >= self._depth:
+                self._wait_for_room()
             if self._closed:
                 raise TransferError("the transfer thread is closed; no KV can move any more")
             self._queue.append((kind, blocks, job, ticket))
@@ -126,6 +126,13 @@ class Transfer:
             self._closed = True
             self._change.notify_all()
         self._thread.join()
+
+    def _wait_for_room(self) -> None:
+        """A full queue stops whoever submits: that time is exposed too. Called with the lock held."""
+        start = time.perf_counter()
+        while len(self._queue) >= self._depth and not self._closed:
+            self._change.wait()
+        self.account.exposed_seconds += time.perf_counter() - start
 
     def _pick(self) -> int:
         """Index of the queued job to run next; called with the lock held."""

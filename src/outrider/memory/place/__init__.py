@@ -2,6 +2,7 @@
 
 from outrider.memory.place.buffers import Rows
 from outrider.memory.place.elastic import Elastic
-from outrider.memory.place.offload import Need, Offload, SlowView, Step, region_pages, tier_blocks
+from outrider.memory.place.offload import Offload
+from outrider.memory.place.step import Layout, Need, SlowView, Step
 
-__all__ = ["Elastic", "Need", "Offload", "Rows", "SlowView", "Step", "region_pages", "tier_blocks"]
+__all__ = ["Elastic", "Layout", "Need", "Offload", "Rows", "SlowView", "Step"]

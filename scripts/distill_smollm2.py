@@ -1,0 +1,75 @@
+"""The recipe of the shipped SmolLM2-135M heads: prompts, answers, training, evaluation, export.
+
+    python scripts/distill_smollm2.py --out runs/smollm2 --minutes 40
+
+Prompts are written by rule (distill/prompts.py), invented by the target (distill/invent.py) and, where $OUTRIDER_DATA
+holds them, taken from gsm8k_train.jsonl; passages for summaries come from war_and_peace.txt there. Evaluation sets are
+never read. Everything is resumable: run the same command again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+from pathlib import Path
+
+from outrider.distill.data import Prompt, distinct, write_prompts
+from outrider.distill.invent import invent_prompts
+from outrider.distill.prompts import passages_of
+from outrider.distill.prompts import write_prompts as written
+from outrider.distill.target import Target
+from outrider.models.eagle3 import default_taps
+from outrider.models.load import load_model
+
+WRITTEN = {"chat": 1100, "maths": 350, "code": 700}
+MATHS_QUESTIONS = 900
+INVENTED = 600
+PASSAGES = 400
+
+
+def data_file(name: str) -> str:
+    """The text of a file in $OUTRIDER_DATA; empty where there is none."""
+    path = Path(os.environ.get("OUTRIDER_DATA", ""), name)
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def questions(seed: int) -> list[Prompt]:
+    """Word problems of GSM8K's training split."""
+    lines = data_file("gsm8k_train.jsonl").splitlines()
+    random.Random(seed).shuffle(lines)
+    return [Prompt((("user", json.loads(line)["question"]),), "maths") for line in lines[:MATHS_QUESTIONS]]
+
+
+def all_prompts(target: Target, seed: int) -> list[Prompt]:
+    """Every prompt, shuffled, so that any beginning of the file is a fair sample of it."""
+    passages = passages_of(data_file("war_and_peace.txt"), PASSAGES, seed, words=(50, 180))
+    prompts = [prompt for domain, count in WRITTEN.items() for prompt in written(domain, count, seed, passages)]
+    prompts += questions(seed) + invent_prompts(target, INVENTED, seed)
+    random.Random(seed).shuffle(prompts)
+    return distinct(prompts)
+
+
+def make_prompts(model: str, path: Path, seed: int) -> None:
+    """Write the prompts once."""
+    if not path.exists():
+        loaded = load_model(model)
+        target = Target(loaded, default_taps(loaded.spec.num_layers), batch=32, max_model_len=512)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_prompts(path, all_prompts(target, seed))
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--prompts-only", action="store_true")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    options = parse()
+    make_prompts(options.model, options.out / "prompts.jsonl", options.seed)

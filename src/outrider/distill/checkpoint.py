@@ -1,0 +1,58 @@
+"""A training run on disk: weights, optimiser moments and progress in one file, replaced whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.distill.files import is_written, read_tensors, write_tensors
+from outrider.distill.options import check_same
+from outrider.models.eagle3 import Eagle3Head
+
+NAME = "training.safetensors"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass
+class Progress:
+    """How far a run is: the next update, how many there will be, and the figures so far."""
+
+    updates: int
+    step: int = 0
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+
+def save_checkpoint(
+    folder: Path, head: Eagle3Head, optimizer: torch.optim.AdamW, progress: Progress, plan: dict[str, Any]
+) -> None:
+    """Replace the checkpoint."""
+    names = {id(parameter): name for name, parameter in head.named_parameters()}
+    tensors: dict[str, Tensor] = {f"head.{name}": value.detach().cpu() for name, value in head.state_dict().items()}
+    for parameter, state in optimizer.state.items():
+        for moment in MOMENTS:
+            tensors[f"{moment}.{names[id(parameter)]}"] = state[moment].cpu()
+    write_tensors(folder / NAME, tensors, {"progress": vars(progress), "plan": plan})
+
+
+def load_checkpoint(
+    folder: Path, head: Eagle3Head, optimizer: torch.optim.AdamW, plan: dict[str, Any]
+) -> Progress | None:
+    """Bring head and optimiser to where an interrupted run was; None where there is no checkpoint.
+
+    ConfigError where it belongs to a run with other settings, ChecksumError where it is damaged.
+    """
+    if not is_written(folder / NAME):
+        return None
+    tensors, note = read_tensors(folder / NAME)
+    check_same(note["plan"], plan, "checkpoints")
+    progress = Progress(**note["progress"])
+    head.load_state_dict({name[5:]: value for name, value in tensors.items() if name.startswith("head.")})
+    for name, parameter in head.named_parameters():
+        if f"exp_avg.{name}" in tensors:
+            moments = {moment: tensors[f"{moment}.{name}"].to(parameter.device) for moment in MOMENTS}
+            optimizer.state[parameter] = {"step": torch.tensor(float(progress.step)), **moments}
+    return progress

@@ -1,0 +1,69 @@
+"""Prompts that the target writes itself: given the beginning of a user's turn, it goes on as users of its training did.
+
+Source: Xu et al. 2024, "Magpie: Alignment Data Synthesis from Scratch by Prompting Aligned LLMs with Nothing"
+(arXiv 2406.08464).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from itertools import count as counted
+
+from outrider.distill.data import Prompt
+from outrider.distill.guard import is_evaluation
+from outrider.distill.target import Job, Target
+from outrider.errors import ConfigError
+from outrider.types import SamplingParams
+
+WORDS = (3, 160)  # of a usable prompt
+CODE = re.compile(
+    r"\b(python|javascript|java|c\+\+|sql|html|code|function|algorithm|script|class|program|regex)\b", re.I
+)
+MATHS = re.compile(r"\b(how many|how much|calculate|solve|equation|percent|sum of|average|total|perimeter)\b", re.I)
+
+
+def invent_prompts(
+    target: Target, count: int, seed: int = 0, report: Callable[[int], None] = lambda _: None
+) -> list[Prompt]:
+    """`count` distinct prompts in the target's own words; fewer where it repeats itself."""
+    prefix = user_prefix(target)
+    params = {"temperature": 1.0, "top_p": 0.95, "max_tokens": 220}
+    jobs = (Job(i, prefix, SamplingParams(**params, seed=seed * 1_000_003 + i)) for i in counted())  # type: ignore[arg-type]
+    found: dict[str, Prompt] = {}
+    for number, text in enumerate(_texts(target, jobs)):
+        if usable(text) and not is_evaluation(text):
+            found.setdefault(text, Prompt((("user", text),), domain_of(text)))
+            report(len(found))
+        if len(found) >= count or number >= 4 * count:
+            break
+    return list(found.values())
+
+
+def user_prefix(target: Target) -> tuple[int, ...]:
+    """Token ids up to where a user's first message begins: what the renderings of two messages have in common."""
+    if not target.tokenizer.has_chat_template:
+        raise ConfigError("this model has no chat template, so it cannot invent prompts; write them to a file")
+    first, second = (target.encode(Prompt((("user", text),))) for text in ("Alpha", "7 Zebras"))
+    shared = next(i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
+    return first[:shared]
+
+
+def usable(text: str) -> bool:
+    """Whether a text can pass for a user's message."""
+    words = text.split()
+    return WORDS[0] <= len(words) <= WORDS[1] and "�" not in text and len(set(words)) > 0.4 * len(words)
+
+
+def domain_of(text: str) -> str:
+    """The kind of task that a message asks for, by its words."""
+    if CODE.search(text):
+        return "code"
+    return "maths" if MATHS.search(text) and re.search(r"\d", text) else "chat"
+
+
+def _texts(target: Target, jobs: Iterator[Job]) -> Iterator[str]:
+    for _, answer in target.answers(jobs):
+        ids = answer.tokens[answer.prompt_length :]
+        if ids and ids[-1] in target.spec.eos_token_ids:
+            yield target.tokenizer.decode(ids).strip()

@@ -1,0 +1,85 @@
+"""What a head is trained to minimise: distance to the target's distribution, and to where the target looks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.distill.batches import TrainBatch
+from outrider.distill.teacher import Teacher
+from outrider.distill.unroll import unroll
+from outrider.models.eagle3 import Eagle3Head
+
+
+@dataclass(frozen=True)
+class Losses:
+    """One batch: what to minimise, and figures to look at."""
+
+    total: Tensor
+    kl: float  # nats per token of step 0
+    attention: float  # L_attn, 0 where it is off
+    right: list[float]  # share of the rows whose token is drafted right, per step
+
+
+def kl_divergence(p_logits: Tensor, q_logits: Tensor) -> Tensor:
+    """KL(p || q) in nats, [rows]."""
+    p = torch.log_softmax(p_logits, dim=-1)
+    return (p.exp() * (p - torch.log_softmax(q_logits, dim=-1))).sum(-1)
+
+
+def attention_alignment(weights: Tensor, looked_at: Tensor) -> Tensor:
+    """L_attn: minus the head's attention on the positions the target looks at, a mean in [-1, 0].
+
+    weights: [B, heads, A, entries] of the head; looked_at: bool [B, target's KV heads, A, entries]. Heads are matched
+    group by group where their numbers allow it; otherwise every head is asked for the union.
+    """
+    kv_heads, heads = looked_at.shape[1], weights.shape[1]
+    wanted = looked_at if heads % kv_heads == 0 else looked_at.any(1, keepdim=True)
+    wanted = wanted.repeat_interleave(heads // wanted.shape[1], dim=1)
+    told = wanted.any(-1)
+    captured = (weights * wanted).sum(-1)
+    return -(captured * told).sum() / told.sum().clamp_min(1)
+
+
+def losses(
+    head: Eagle3Head,
+    batch: TrainBatch,
+    teacher: Teacher,
+    *,
+    steps: int,
+    step_decay: float,
+    dropout: float = 0.0,
+    l_attn: float = 0.0,
+    looked_at: Tensor | None = None,
+) -> Losses:
+    """All losses of one batch. Rows whose token the head cannot draft teach nothing."""
+    with torch.no_grad():
+        p_logits = teacher.logits(batch.teacher)
+    total, right, attention = torch.zeros((), device=p_logits.device), [], 0.0
+    first = 0.0
+    for i, (step, real) in enumerate(_steps(head, batch, teacher, steps, dropout, looked_at is not None)):
+        rows = real & head.t2d[batch.targets]
+        divergence = kl_divergence(p_logits[rows], step.logits[rows]).sum() / rows.sum().clamp_min(1)
+        total = total + step_decay**i * divergence
+        right.append(share_right(head, step.logits, batch.targets, real))
+        if i == 0:
+            first = float(divergence.detach())
+            if looked_at is not None and step.weights is not None:
+                aligned = attention_alignment(step.weights, looked_at)
+                total, attention = total + l_attn * aligned, float(aligned.detach())
+    return Losses(total, first, attention, right)
+
+
+def share_right(head: Eagle3Head, logits: Tensor, targets: Tensor, real: Tensor) -> float:
+    """Share of the real rows whose best token is the target's; tokens that cannot be drafted count as wrong."""
+    drafted = head.target_ids(logits.detach().argmax(-1))
+    return float(((drafted == targets) & real).sum() / real.sum().clamp_min(1))
+
+
+def _steps(
+    head: Eagle3Head, batch: TrainBatch, teacher: Teacher, steps: int, dropout: float, want_weights: bool
+) -> Iterator:
+    return unroll(head, batch, teacher.embedding, steps, dropout, want_weights)

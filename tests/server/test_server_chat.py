@@ -185,9 +185,7 @@ CALLS = 'Let me see.\n<tool_call>\n{"name": "weather", "arguments": {"city": "KÃ
 @pytest.mark.parametrize("step", [1, 7, 100])
 def test_tool_calls(step: int, stream: bool) -> None:
     with live(StubBackend(script=lambda *_: CALLS, step=step)) as server:
-        answer = server.openai().chat.completions.create(
-            model="stub", messages=user("x"), tools=[TOOL], stream=stream
-        )
+        answer = server.openai().chat.completions.create(model="stub", messages=user("x"), tools=[TOOL], stream=stream)
         if stream:
             choices = [chunk.choices[0] for chunk in answer]
             content = "".join(c.delta.content or "" for c in choices)
@@ -210,17 +208,16 @@ def test_tools_reach_the_template_unless_switched_off(client: openai.OpenAI, ser
 
 def test_one_call_only_where_parallel_calls_are_off(client: openai.OpenAI, server: Live) -> None:
     server.backend.script, before = (lambda *_: CALLS + CALLS), server.backend.script
-    answer = client.chat.completions.create(
-        model="stub", messages=user("x"), tools=[TOOL], parallel_tool_calls=False
-    )
+    answer = client.chat.completions.create(model="stub", messages=user("x"), tools=[TOOL], parallel_tool_calls=False)
     server.backend.script = before
     assert len(answer.choices[0].message.tool_calls) == 1
 
 
 def test_a_template_without_tools_refuses_them() -> None:
-    with live(StubBackend(tokenizer=StubTokenizer(knows_tools=False))) as server, pytest.raises(
-        openai.BadRequestError, match="knows no tools"
-    ) as caught:
+    with (
+        live(StubBackend(tokenizer=StubTokenizer(knows_tools=False))) as server,
+        pytest.raises(openai.BadRequestError, match="knows no tools") as caught,
+    ):
         server.openai().chat.completions.create(model="stub", messages=user("x"), tools=[TOOL])
     assert caught.value.param == "tools"
 
@@ -269,12 +266,11 @@ def test_refusals_of_the_engine_have_their_status(error: Exception, status: int,
 
 def test_an_engine_that_breaks_in_a_stream_tells_so() -> None:
     with live(StubBackend(fail_after=2)) as server:
-        received = ""
+        stream = server.openai().chat.completions.create(
+            model="stub", messages=user("say:0123456789abcdef"), stream=True
+        )
+        assert [next(stream).choices[0].delta.content for _ in range(2)] == ["0123", "4567"]
         with pytest.raises(openai.APIError, match="it broke"):
-            for chunk in server.openai().chat.completions.create(
-                model="stub", messages=user("say:0123456789abcdef"), stream=True
-            ):
-                received += chunk.choices[0].delta.content or ""
-        assert received == "01234567"
+            next(stream)
         with pytest.raises(openai.InternalServerError, match="it broke"):
             server.openai().chat.completions.create(model="stub", messages=user("say:0123456789abcdef"))

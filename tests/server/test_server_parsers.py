@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -36,7 +36,7 @@ def read(parser: Parser, chunks: list[str]) -> tuple[str, str, list[tuple[str, s
 
 def cut(text: str, places: list[int]) -> list[str]:
     edges = [0, *sorted(places), len(text)]
-    return [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [text[a:b] for a, b in pairwise(edges)]
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,8 @@ def from_validation(error: RequestValidationError, known: Sequence[str]) -> Http
         near = get_close_matches(param, known, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         return HttpError(400, "unknown_parameter", f"unknown field {param!r}{hint}", param)
+    if first["type"] == "missing" and not param:
+        return HttpError(400, "invalid_json", "the body is empty; send a JSON object")
     if first["type"] == "missing":
         return HttpError(400, "missing_required_parameter", f"the field {param!r} is missing", param)
     if first["type"] == "unsupported":

@@ -141,9 +141,10 @@ def check_json(body: bytes, max_depth: int) -> None:
     outside = body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2]
     brackets = b"".join(outside).translate(None, NOT_BRACKETS)
     for _ in range(max_depth):
-        if not brackets:
-            return
-        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
+        shorter = brackets.replace(b"[]", b"").replace(b"{}", b"")
+        if len(shorter) == len(brackets):
+            break
+        brackets = shorter
     if brackets:
         raise HttpError(400, "too_deep", f"the JSON nests deeper than {max_depth} levels, or its brackets do not match")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from outrider.server.metrics_app import create_metrics_app
 from outrider.server.settings import Settings
 from outrider.server.state import ServerState
 
+log = logging.getLogger("outrider.server")
 LAST_WORDS = 5  # seconds after the drain in which errors are told and connections closed
 
 
@@ -67,7 +69,18 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-class DrainingServer(uvicorn.Server):
+class AnnouncedServer(uvicorn.Server):
+    """Says where it listens, once it does."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, and log the address."""
+        await super().startup(sockets)
+        for listener in sockets or []:
+            host, port = listener.getsockname()[:2]
+            log.info("running on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+
+
+class DrainingServer(AnnouncedServer):
     """On the first signal nobody new gets in and the others may finish; a second SIGINT ends at once."""
 
     def __init__(self, config: uvicorn.Config, state: ServerState, drain_timeout: float) -> None:
@@ -82,7 +95,7 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal came."""
-        if self._loop is not None:
+        if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._state.gate.drain, self._drain_timeout)
         if self.should_exit and sig == signal.SIGINT:
             self.force_exit = True
@@ -93,7 +106,7 @@ class DrainingServer(uvicorn.Server):
         self.handle_exit(signal.SIGTERM, None)
 
 
-class SideServer(uvicorn.Server):
+class SideServer(AnnouncedServer):
     """A server that leaves signals to the main one."""
 
     @contextmanager

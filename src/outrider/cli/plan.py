@@ -185,7 +185,12 @@ def _print_bars(report: dict[str, Any], console: Console) -> None:
     for point in report["curve"]:
         share = point["fast_bytes"] / report["memory"]
         slow = "does not fit" if point["slow_layers"] is None else str(point["slow_layers"])
-        table.add_row(f"{point['length']:,}", Bar(1.0, 0, min(1.0, share), width=40), f"{share:.0%}", slow)
+        table.add_row(
+            f"{point['length']:,}",
+            Bar(1.0, 0, min(1.0, share), width=40),
+            f"{share:.0%}" if share < 10 else "> 10x",
+            slow,
+        )
     console.print(table)
 
 

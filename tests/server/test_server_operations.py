@@ -216,7 +216,7 @@ def test_a_signal_to_the_process_drains_and_exits_with_0(tmp_path: Path) -> None
     program.write_text(
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "from stub import StubBackend\nfrom outrider.server import Settings, serve\n"
-        "serve(StubBackend(), Settings(port=0, drain_timeout=1))\nprint('left in order')\n"
+        "serve(StubBackend, Settings(port=0, drain_timeout=1))\nprint('left in order')\n"
     )
     process = subprocess.Popen([sys.executable, program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -314,7 +314,7 @@ def test_metrics_on_a_port_of_their_own(tmp_path: Path) -> None:
     program.write_text(
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "from stub import StubBackend\nfrom outrider.server import Settings, serve\n"
-        f"serve(StubBackend(), Settings(port=0, metrics_port={port}, api_key=['k']))\n"
+        f"serve(StubBackend, Settings(port=0, metrics_port={port}, api_key=['k']))\n"
     )
     process = subprocess.Popen([sys.executable, program], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None

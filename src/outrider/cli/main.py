@@ -33,6 +33,7 @@ class Command(NamedTuple):
 COMMANDS: Mapping[str, Command] = {
     "chat": Command("chat", "chat", "Talk to a model in the terminal."),
     "generate": Command("generate", "generate", "Answer one prompt."),
+    "serve": Command("serve", "serve", "Serve a model over an OpenAI-compatible HTTP API."),
     "pull": Command("pull", "pull", "Fetch and check a catalogued model."),
     "info": Command("info", "info", "Show what a model is: family, shape, size, tokenizer."),
     "plan": Command("plan", "plan_command", "Work out what fits in memory, and what goes where."),

@@ -6,6 +6,6 @@ It knows the engine only through `backend.Backend`, which `outrider.api.service.
 from outrider.server.app import create_app
 from outrider.server.backend import Backend, Piece, Tokenizer
 from outrider.server.run import serve
-from outrider.server.settings import Settings, load_settings
+from outrider.server.settings import Settings
 
-__all__ = ["Backend", "Piece", "Settings", "Tokenizer", "create_app", "load_settings", "serve"]
+__all__ = ["Backend", "Piece", "Settings", "Tokenizer", "create_app", "serve"]

@@ -159,7 +159,8 @@ def _add_operations(app: FastAPI, state: ServerState) -> None:
     async def stats() -> dict[str, Any]:
         """What the engine does now and what it runs with; the web page's panel shows it."""
         now = Snapshot.of(state.backend.stats()).to_dict()
-        return {"engine": now, "config": state.backend.describe(), "in_flight": state.gate.in_flight}
+        config = state.backend.describe() | {"model": state.model_names[0]}
+        return {"engine": now, "config": config, "in_flight": state.gate.in_flight}
 
     if state.settings.metrics_port is None:
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -26,13 +26,18 @@ log = logging.getLogger("outrider.server")
 LAST_WORDS = 5  # seconds after the drain in which errors are told and connections closed
 
 
-def serve(backend: Backend, settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT; returns after the drain. Raises ConfigError when the port is taken."""
+def serve(open_backend: Callable[[], Backend], settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT; returns after the drain.
+
+    The port is taken first, so that a ConfigError about it does not wait for a model; connections are accepted once
+    the model is ready.
+    """
     setup_logs(settings.log_level)
+    listener = bind(settings.host, settings.port)
+    backend = open_backend()
+    log.info("engine ready", extra={"fields": {"config": backend.describe()}})
     app = create_app(backend, settings)
-    sockets = [bind(settings.host, settings.port)]
-    server = make_server(app, settings)
-    asyncio.run(_serve_all(server, sockets, app.state.server))
+    asyncio.run(_serve_all(make_server(app, settings), [listener], app.state.server))
 
 
 def make_server(app: FastAPI, settings: Settings) -> DrainingServer:

@@ -7,7 +7,7 @@ other parts and are left alone, unless they look like a misspelt setting.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
@@ -109,21 +109,26 @@ class Settings(BaseModel):
         return tuple(key.encode() for key in keys)
 
 
-def load_settings(
-    file: Path | None = None, environment: Mapping[str, str] | None = None, flags: Mapping[str, Any] | None = None
-) -> Settings:
-    """Merge the sources; `flags` that are None were not given. Raises ConfigError that names key and fix."""
-    values = dict(read_toml(file)) if file else {}
-    values |= from_environment(environment or {}, Settings.model_fields)
-    values |= {key: value for key, value in (flags or {}).items() if value is not None}
-    return build(values)
+def gather(
+    file: Path | None, environment: Mapping[str, str], flags: Mapping[str, Any], others: Collection[str] = ()
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Merge the sources and part the server's own keys from `others`; flags that are None were not given.
+
+    Raises ConfigError that names an unknown key and the nearest known one.
+    """
+    known = [*Settings.model_fields, *others]
+    values = read_toml(file) if file else {}
+    values |= from_environment(environment, known)
+    values |= {key: value for key, value in flags.items() if value is not None}
+    for key in values:
+        if key not in known:
+            raise ConfigError.unknown(key, known, "the configuration")
+    own = {key: value for key, value in values.items() if key in Settings.model_fields}
+    return own, {key: value for key, value in values.items() if key not in own}
 
 
 def build(values: Mapping[str, Any]) -> Settings:
-    """Settings of plain values; raises ConfigError for unknown keys and values out of range."""
-    for key in values:
-        if key not in Settings.model_fields:
-            raise ConfigError.unknown(key, Settings.model_fields, "the server's settings")
+    """Settings of plain values; raises ConfigError for those out of range."""
     try:
         return Settings(**values)
     except ValidationError as error:
@@ -142,7 +147,7 @@ def read_toml(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file} is not valid TOML: {error}", "config") from None
 
 
-def from_environment(environment: Mapping[str, str], known: Mapping[str, Any]) -> dict[str, str]:
+def from_environment(environment: Mapping[str, str], known: Collection[str]) -> dict[str, str]:
     """The known keys among OUTRIDER_* variables; a near miss of a known key is an error."""
     found = {}
     for name, value in environment.items():

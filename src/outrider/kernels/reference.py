@@ -114,8 +114,12 @@ class Rows(Protocol):
         """function over tensors whose first dimension is rows; it returns one tensor or three, rows first."""
         ...
 
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, reads: Mask) -> Tensor:
-        """Attention of one sequence: q [rows, heads, d], k and v [entries, kv_heads, d], reads as from `visible`.
+    def place(self, reads: Mask, device: torch.device) -> Tensor:
+        """What `visible` gave, once per pass, in the form that `attention` takes: bool [rows, kv_heads, entries]."""
+        ...
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, reads: Tensor) -> Tensor:
+        """Attention of one sequence: q [rows, heads, d], k and v [entries, kv_heads, d], reads as from `place`.
 
         Query head i belongs to KV head i // (heads / kv_heads). Gives [rows, heads, d] in q's type.
         """
@@ -131,13 +135,16 @@ class RowByRow:
         results = [function(*(tensor[i : i + 1].clone() for tensor in rows)) for i in range(len(rows[0]))]
         return _stack(results)
 
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, reads: Mask) -> Tensor:
+    def place(self, reads: Mask, device: torch.device) -> Tensor:
+        return torch.from_numpy(reads)
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, reads: Tensor) -> Tensor:
         kv_heads = k.shape[1]
         grouped = q.view(len(q), kv_heads, -1, q.shape[-1])
         out = torch.empty_like(grouped)
         for row in range(len(q)):
             for head in range(kv_heads):
-                entries = torch.from_numpy(np.flatnonzero(reads[row, head]))
+                entries = reads[row, head].nonzero().flatten()
                 out[row, head] = attend(grouped[row, head].clone(), k[entries, head], v[entries, head])
         return out.view(q.shape)
 
@@ -148,9 +155,11 @@ class AllRows:
     def map(self, function: Callable[..., Out], *rows: Tensor) -> Out:
         return function(*rows)
 
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, reads: Mask) -> Tensor:
-        groups = q.shape[1] // k.shape[1]
-        mask = torch.from_numpy(reads).to(q.device).transpose(0, 1).repeat_interleave(groups, dim=0)
+    def place(self, reads: Mask, device: torch.device) -> Tensor:
+        return torch.from_numpy(reads).to(device)
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, reads: Tensor) -> Tensor:
+        mask = reads.transpose(0, 1).repeat_interleave(q.shape[1] // k.shape[1], dim=0)
         q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[None], enable_gqa=True)
         return out[0].transpose(0, 1)

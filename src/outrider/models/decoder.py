@@ -82,11 +82,11 @@ class ReferenceDecoder:
 
     def _embed(self, batch: Batch) -> Tensor:
         """Rows of the residual stream before the first layer: [T, hidden]."""
-        x = self.tensors["embed"][self._indices(batch.tokens)]
+        x = self.tensors["embed"][_indices(batch.tokens, self.device)]
         if "project_in" in self.tensors:
             x = self.rows.map(lambda rows: F.linear(rows, self.tensors["project_in"]), x)
         if self.spec.rope is None:
-            x = x + self.tensors["pos_embed"][self._indices(batch.positions) + self.spec.position_offset]
+            x = x + self.tensors["pos_embed"][_indices(batch.positions, self.device) + self.spec.position_offset]
         return x
 
     def _rotation(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -98,7 +98,7 @@ class ReferenceDecoder:
         return torch.from_numpy(cos).to(self.device), torch.from_numpy(sin).to(self.device)
 
     def _result(self, batch: Batch, x: Tensor, features: Sequence[Tensor]) -> Result:
-        logits = self.rows.map(self._logits, x[self._indices(batch.logit_rows)])
+        logits = self.rows.map(self._logits, x[_indices(batch.logit_rows, self.device)])
         return Result(
             best=logits[:, : self.spec.num_tokens].argmax(-1).cpu().numpy(),
             logits=logits.cpu().numpy() if batch.want_logits else None,
@@ -112,9 +112,6 @@ class ReferenceDecoder:
         if "project_out" in self.tensors:
             x = F.linear(x, self.tensors["project_out"])
         return F.linear(x, self.tensors["embed" if self.spec.tied else "lm_head"]).float()
-
-    def _indices(self, values: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.asarray(values, dtype=np.int64)).to(self.device)
 
 
 class Layer:
@@ -158,27 +155,33 @@ class Attention:
     def __init__(self, spec: DecoderSpec, batch: Batch, cache: TorchCache, rows: ops.Rows) -> None:
         self.spec, self.batch, self.cache, self.rows = spec, batch, cache, rows
         self.windowed = range(spec.num_layers) if spec.windowed_layers is None else spec.windowed_layers
-        self.reads: dict[tuple[int, int | None, int], ops.Mask] = {}
+        sequences = range(len(batch.contexts))
+        self.own = _indices(batch.slots, cache.device)
+        self.slots = [_indices(ops.sequence_slots(batch, s, cache.page_size), cache.device) for s in sequences]
+        self.reads: dict[tuple[int, int | None, int], Tensor] = {}
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store the rows' k and v, then read: rows see each other as the cache holds them, whatever its type."""
-        self.cache.write(layer, torch.from_numpy(self.batch.slots.astype(np.int64)).to(q.device), k, v)
-        out = [self._sequence(layer, s, q) for s in range(len(self.batch.contexts))]
-        return torch.cat(out)
+        self.cache.write(layer, self.own, k, v)
+        return torch.cat([self._sequence(layer, s, q) for s in range(len(self.slots))])
 
     def _sequence(self, layer: int, s: int, q: Tensor) -> Tensor:
-        slots = torch.from_numpy(ops.sequence_slots(self.batch, s, self.cache.page_size)).to(q.device)
-        k, v = self.cache.read(layer, slots, q.dtype)
+        k, v = self.cache.read(layer, self.slots[s], q.dtype)
         rows = q[self.batch.row_starts[s] : self.batch.row_starts[s + 1]]
         return self.rows.attention(rows, k, v, self._reads(layer, s))
 
-    def _reads(self, layer: int, s: int) -> ops.Mask:
+    def _reads(self, layer: int, s: int) -> Tensor:
         window = self.spec.sliding_window if layer in self.windowed else None
         group = 0 if self.batch.selection is None else int(self.batch.selection.groups[layer])
         key = (s, window, group)
         if key not in self.reads:
-            self.reads[key] = ops.visible(self.batch, s, self.spec.num_kv_heads, window, group)
+            reads = ops.visible(self.batch, s, self.spec.num_kv_heads, window, group)
+            self.reads[key] = self.rows.place(reads, self.cache.device)
         return self.reads[key]
+
+
+def _indices(values: np.ndarray, device: torch.device) -> Tensor:
+    return torch.from_numpy(np.asarray(values, dtype=np.int64)).to(device)
 
 
 def _norm(spec: DecoderSpec, tensors: Tensors, name: str, x: Tensor) -> Tensor:

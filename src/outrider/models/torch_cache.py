@@ -55,7 +55,7 @@ class TorchCache:
     """Pages of all layers. Each plane is [layers, pages, kv_heads, page_size, width]."""
 
     def __init__(self, spec: DecoderSpec, num_pages: int, page_size: int, codec: Codec, device: torch.device) -> None:
-        self.num_pages, self.page_size, self.codec = num_pages, page_size, codec
+        self.num_pages, self.page_size, self.codec, self.device = num_pages, page_size, codec, device
         pages = (spec.num_layers, num_pages, spec.num_kv_heads, page_size)
         sample = codec.encode(torch.zeros(spec.head_dim))
 

@@ -12,7 +12,7 @@ from outrider.memory.select import (
     OracleSelector,
     PageSelector,
     PageSummaries,
-    StickySelector,
+    Sticky,
     View,
     WindowSelector,
     captured_mass,
@@ -35,7 +35,7 @@ def view(length, budget=64, block=1, queries=None, sequence=0, pages=None):
 class Table:
     """A selector whose scores are given."""
 
-    name, unit, taps = "table", 1, ()
+    name, unit, taps, weighs = "table", 1, (), True
     groups = np.zeros(LAYERS, np.int32)
 
     def __init__(self, scores, unit=1):
@@ -43,12 +43,6 @@ class Table:
 
     def score(self, view):
         return self.scores[:, :, : -(-view.length // self.unit)].copy()
-
-    def settle(self, view, entries):
-        self.settled = entries
-
-    def forget(self, sequence_id):
-        self.forgotten = sequence_id
 
 
 def paged(keys, rng=RNG, spare=3):
@@ -282,7 +276,7 @@ def test_sticky_keeps_unless_beaten_by_the_margin():
     scores = np.zeros((1, KV, 10), np.float32)
     scores[..., 2] = 1
     table = Table(scores)
-    chooser = Chooser(StickySelector(table, margin=0.5), KV, 1, 2)
+    chooser = Chooser(table, KV, 1, 2, Sticky(0.5))
     assert 2 in chooser.select([view(10, 5)]).entries[0, 0, 0]
     table.scores[..., 5] = 1.4
     assert 2 in chooser.select([view(10, 5)]).entries[0, 0, 0]
@@ -293,14 +287,13 @@ def test_sticky_keeps_unless_beaten_by_the_margin():
     chooser.forget(0)
     table.scores[..., 2] = 1.7
     assert 2 in chooser.select([view(10, 5)]).entries[0, 0, 0]
-    assert table.forgotten == 0
 
 
 def test_sticky_moves_less_and_loses_little():
     rng, plain_moved, sticky_moved, last = np.random.default_rng(1), 0, 0, {}
     base = rng.normal(size=(1, KV, 400)) * 2
     table = Table(base)
-    choosers = {"plain": Chooser(table, KV, 2, 4), "sticky": Chooser(StickySelector(table, 1.0), KV, 2, 4)}
+    choosers = {"plain": Chooser(table, KV, 2, 4), "sticky": Chooser(table, KV, 2, 4, Sticky(1.0))}
     for step in range(20):
         table.scores = (base + rng.normal(size=base.shape) * 0.5).astype(np.float32)
         for name, chooser in choosers.items():
@@ -314,11 +307,11 @@ def test_sticky_moves_less_and_loses_little():
 
 def test_sticky_without_margin_is_the_inner_selector():
     table = Table(RNG.normal(size=(1, KV, 100)))
-    plain, sticky = Chooser(table, KV, 2, 4), Chooser(StickySelector(table, 0.0), KV, 2, 4)
+    plain, sticky = Chooser(table, KV, 2, 4), Chooser(table, KV, 2, 4, Sticky(0.0))
     for length in (60, 61, 62):
         assert (plain.select([view(length, 20)]).entries == sticky.select([view(length, 20)]).entries).all()
-    with pytest.raises(ConfigError, match="margin"):
-        StickySelector(table, -1.0)
+    with pytest.raises(ConfigError, match="sticky"):
+        Sticky(-1.0)
 
 
 def test_the_oracle_captures_most_and_everything_captures_all():
@@ -343,3 +336,19 @@ def test_groups_and_taps():
     assert spread_taps(group_layers(5, 2), 2)[0] == (0, 1, 2, 3, 4)
     with pytest.raises(ConfigError, match="group"):
         group_layers(4, -1)
+
+
+@pytest.mark.parametrize("unit", [1, 4])
+def test_the_captured_share_is_that_of_the_mass(unit):
+    scores = RNG.normal(size=(2, KV, -(-30 // unit))).astype(np.float32)
+    table = Table(scores, unit)
+    table.groups = np.array([0, 0, 1, 1], np.int32)
+    chooser = Chooser(table, KV, 2, 3)
+    entries = chooser.choose(view(30, 12))
+    mass = np.repeat(np.exp(scores.astype(np.float64)), unit, axis=-1)[:, :, :30]
+    sizes = np.array([min(unit, 30 - e // unit * unit) for e in range(30)])
+    mass = mass / sizes / np.exp(scores.astype(np.float64)).sum(-1, keepdims=True)
+    expected = np.take_along_axis(mass, entries, axis=-1).sum(-1).mean(1).min()
+    assert chooser.captured(view(30, 12), entries) == pytest.approx(expected, rel=1e-5)
+    assert chooser.captured(view(30, 12), None) == 1
+    assert Chooser(WindowSelector(table.groups, KV), KV, 2, 3).captured(view(30, 12), entries) == 1

@@ -1,22 +1,24 @@
 """Which KV entries attention reads: selectors, one file each, and the rules that all of them share."""
 
-from outrider.memory.select.base import Selector, View, check_budget, group_layers, spread_taps
+from outrider.memory.select.base import Preference, Selector, View, check_budget, group_layers, spread_taps
 from outrider.memory.select.choose import Chooser
 from outrider.memory.select.head import HeadSelector, RetrievalHead
 from outrider.memory.select.oracle import OracleSelector, captured_mass
 from outrider.memory.select.pages import PageSelector, PageSummaries
-from outrider.memory.select.sticky import StickySelector
+from outrider.memory.select.sticky import Fresh, Sticky
 from outrider.memory.select.window import WindowSelector
 
 __all__ = [
     "Chooser",
+    "Fresh",
     "HeadSelector",
     "OracleSelector",
     "PageSelector",
     "PageSummaries",
+    "Preference",
     "RetrievalHead",
     "Selector",
-    "StickySelector",
+    "Sticky",
     "View",
     "WindowSelector",
     "captured_mass",

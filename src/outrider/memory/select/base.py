@@ -33,23 +33,32 @@ class Selector(Protocol):
     """Scores the committed entries of one sequence.
 
     unit: entries that share a score (1, or a page). groups [L]: the group of each layer; layers of one group share a
-    selection. taps: layers whose queries View.queries must carry, in this order.
+    selection. taps: layers whose queries View.queries must carry, in this order. weighs: whether exp(score) estimates
+    attention mass, so that a share of it says what a selection captures.
     """
 
     name: str
     unit: int
     groups: Int32
     taps: tuple[int, ...]
+    weighs: bool
 
     def score(self, view: View) -> Float32 | None:
         """Scores [G, KV heads, ceil(length / unit)], higher is better; None: cannot tell yet, read everything.
 
-        Scores are natural logarithms of estimated attention mass up to a constant, so that differences compare. The
-        caller owns the array.
+        Scores are natural logarithms of estimated attention mass up to a constant, so that differences compare.
         """
         ...
 
-    def settle(self, view: View, entries: Int32) -> None:
+
+class Preference(Protocol):
+    """What else than its score speaks for an entry."""
+
+    def favour(self, view: View, unit: int, scores: Float32) -> Float32:
+        """Scores to choose by; `scores` itself stays as it is."""
+        ...
+
+    def settle(self, view: View, unit: int, entries: Int32) -> None:
         """What was chosen for the step: entries [G, KV heads, n], ascending."""
         ...
 

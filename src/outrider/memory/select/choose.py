@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from outrider.memory.select.base import Selector, View, group_count
-from outrider.memory.select.kernels import choose_rows
+from outrider.memory.select.base import Preference, Selector, View, group_count
+from outrider.memory.select.kernels import choose_rows, share_mass
+from outrider.memory.select.sticky import Fresh
 from outrider.types import Int32, Selection
 
 
@@ -17,15 +18,18 @@ class Chooser:
     A sequence that fits its budget, or about which the selector cannot tell yet, reads everything (counts -1).
     """
 
-    def __init__(self, selector: Selector, kv_heads: int, sinks: int, window: int) -> None:
+    def __init__(
+        self, selector: Selector, kv_heads: int, sinks: int, window: int, preference: Preference | None = None
+    ) -> None:
         self.selector = selector
         self.kv_heads = kv_heads
         self.sinks = sinks
         self.window = window
+        self._preference = preference or Fresh()
 
     def select(self, views: Sequence[View]) -> Selection | None:
         """The entries each sequence reads, or None where all of them read everything: exactly full attention."""
-        chosen = [self._choose(view) for view in views]
+        chosen = [self.choose(view) for view in views]
         if all(entries is None for entries in chosen):
             return None
         groups = group_count(self.selector.groups)
@@ -38,23 +42,35 @@ class Chooser:
                 counts[:, s] = rows.shape[2]
         return Selection(entries, counts, self.selector.groups)
 
-    def keep(self, view: View) -> int:
-        """Committed entries that the budget leaves room for. Sinks and window are never given up."""
-        return max(view.budget - view.block, self.sinks + self.window)
-
-    def forget(self, sequence_id: int) -> None:
-        """The sequence ended."""
-        self.selector.forget(sequence_id)
-
-    def _choose(self, view: View) -> Int32 | None:
-        """Entries [G, H, keep] of one sequence, or None for everything."""
+    def choose(self, view: View) -> Int32 | None:
+        """Entries [G, KV heads, keep] of one sequence, or None for everything."""
         keep = self.keep(view)
         if view.length <= keep:
             return None
         scores = self.selector.score(view)
         if scores is None:
             return None
+        unit = self.selector.unit
         rows = np.empty((*scores.shape[:2], keep), np.int32)
-        choose_rows(scores, self.selector.unit, view.length, keep, self.sinks, self.window, rows)
-        self.selector.settle(view, rows)
+        favoured = self._preference.favour(view, unit, scores)
+        choose_rows(favoured, unit, view.length, keep, self.sinks, self.window, rows)
+        self._preference.settle(view, unit, rows)
         return rows
+
+    def captured(self, view: View, entries: Int32 | None) -> float:
+        """Share of the attention mass that the selector believes `entries` to hold; 1 where it cannot tell.
+
+        The smallest share of any layer group, averaged over KV heads: the number that decides about a full step.
+        """
+        scores = self.selector.score(view) if entries is not None and self.selector.weighs else None
+        if entries is None or scores is None:
+            return 1.0
+        return float(share_mass(scores, self.selector.unit, view.length, entries).mean(1).min())
+
+    def keep(self, view: View) -> int:
+        """Committed entries that the budget leaves room for. Sinks and window are never given up."""
+        return max(view.budget - view.block, self.sinks + self.window)
+
+    def forget(self, sequence_id: int) -> None:
+        """The sequence ended."""
+        self._preference.forget(sequence_id)

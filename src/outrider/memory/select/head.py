@@ -37,6 +37,7 @@ class HeadSelector:
     """Scores every entry by the attention weight that the head gives it."""
 
     name = "head"
+    weighs = True
     unit = 1
     taps: tuple[int, ...] = ()
 
@@ -56,9 +57,3 @@ class HeadSelector:
         scratch = np.empty(slots, np.float32)
         score_keys(scaled, keys, view.pages, slots, self._head.shift, scores, scratch)
         return np.broadcast_to(scores, (group_count(self.groups), *scores.shape))
-
-    def settle(self, view: View, entries: Int32) -> None:
-        """Nothing is remembered."""
-
-    def forget(self, sequence_id: int) -> None:
-        """The head forgets its own sequences."""

@@ -228,3 +228,24 @@ def mark_held(entries, unit, held):
         for h in range(entries.shape[1]):
             for i in range(entries.shape[2]):
                 held[g, h, entries[g, h, i] // unit] = True
+
+
+@njit(cache=True, nogil=True)
+def share_mass(scores, unit, length, entries):
+    """Share [G, H] of exp(score) that lies in `entries`, a unit's mass being spread evenly over its entries."""
+    shares = np.empty(scores.shape[:2], np.float32)
+    for g in range(scores.shape[0]):
+        for h in range(scores.shape[1]):
+            row = scores[g, h]
+            best = row[0]
+            for u in range(row.shape[0]):
+                best = max(best, row[u])
+            total = 0.0
+            for u in range(row.shape[0]):
+                total += math.exp(row[u] - best)
+            taken = 0.0
+            for i in range(entries.shape[2]):
+                u = entries[g, h, i] // unit
+                taken += math.exp(row[u] - best) / min(unit, length - u * unit)
+            shares[g, h] = taken / total
+    return shares

@@ -18,6 +18,7 @@ class OracleSelector:
     """Scores every entry by the target's own attention mass, averaged over the layers and query heads that share it."""
 
     name = "oracle"
+    weighs = True
     unit = 1
     taps: tuple[int, ...] = ()
 
@@ -33,12 +34,6 @@ class OracleSelector:
             weights = attention_weights(queries[layer], keys[layer])
             mass[group] += weights.reshape(kv_heads, -1, view.length).sum(1)
         return np.log(mass + np.float32(1e-30))
-
-    def settle(self, view: View, entries: Int32) -> None:
-        """Nothing is remembered."""
-
-    def forget(self, sequence_id: int) -> None:
-        """Nothing is held."""
 
 
 def captured_mass(queries: Float32, keys: Float32, entries: Int32) -> Float32:

@@ -52,6 +52,7 @@ class PageSelector:
     """
 
     name = "pages"
+    weighs = True
 
     def __init__(
         self, summaries: PageSummaries, groups: Int32, taps_per_group: int = 2, tightness: float = 0.5
@@ -81,9 +82,3 @@ class PageSelector:
             np.empty((view.queries.shape[1], units), np.float32),
         )
         return mass
-
-    def settle(self, view: View, entries: Int32) -> None:
-        """Nothing is remembered."""
-
-    def forget(self, sequence_id: int) -> None:
-        """Summaries belong to pages, not to sequences."""

@@ -12,6 +12,7 @@ class WindowSelector:
     """Later entries score higher, so the whole budget behind the sinks becomes the window."""
 
     name = "window"
+    weighs = False
     unit = 1
     taps: tuple[int, ...] = ()
 
@@ -22,9 +23,3 @@ class WindowSelector:
     def score(self, view: View) -> Float32:
         recency = np.arange(view.length, dtype=np.float32)
         return np.broadcast_to(recency, (group_count(self.groups), self._kv_heads, view.length))
-
-    def settle(self, view: View, entries: Int32) -> None:
-        """Nothing is remembered."""
-
-    def forget(self, sequence_id: int) -> None:
-        """Nothing is held."""

@@ -141,7 +141,7 @@ class Core:
                     eos,
                     seed,
                     index,
-                    grammar_processors(params, self.tokenizer),
+                    grammar_processors(params, self.tokenizer, eos),
                 ),
                 stopper=Stopper(params, eos, room, self.tokenizer.decode),
                 tokens=list(request.prompt),

@@ -83,6 +83,8 @@ def check_weights(spec: DecoderSpec, weights: Weights) -> None:
     """Raise ModelError where a weight is missing, superfluous or of another shape than the spec says."""
     if "embed" not in weights:
         raise ModelError("the weights lack embed; the model's files are incomplete, fetch them again")
+    if spec.num_layers > len(weights):  # also keeps a damaged header from asking for a billion names
+        raise ModelError(f"the config asks for {spec.num_layers} layers, the files hold {len(weights)} weights in all")
     shapes = expected_shapes(spec, weights["embed"].shape[-1])
     for name, shape in shapes.items():
         if name not in weights:

@@ -68,7 +68,10 @@ def write_prompts(path: Path, prompts: Iterable[Prompt]) -> None:
 
 def distinct(prompts: Iterable[Prompt]) -> list[Prompt]:
     """Each text once, the first time it comes."""
-    return list({prompt.text: prompt for prompt in reversed(list(prompts))}.values())[::-1]
+    kept: dict[str, Prompt] = {}
+    for prompt in prompts:
+        kept.setdefault(prompt.text, prompt)
+    return list(kept.values())
 
 
 def is_held_out(prompt: Prompt, one_in: int) -> bool:

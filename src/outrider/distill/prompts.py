@@ -58,7 +58,7 @@ def passages_of(prose: str, count: int, seed: int = 0, words: tuple[int, int] = 
 
 def _stretch(paragraphs: Sequence[str], rng: Rng, length: int) -> str:
     start, taken = rng.randrange(len(paragraphs)), []
-    for block in paragraphs[start:]:
+    for block in (*paragraphs[start:], *paragraphs[:start]):
         taken += block.split()
         if len(taken) >= length:
             break

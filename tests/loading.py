@@ -135,8 +135,12 @@ def llama_gguf(
     architecture: str = "llama",
     fields: Mapping[str, Any] | None = None,
     extra: Mapping[str, np.ndarray] | None = None,
+    raw: Mapping[str, tuple[np.ndarray, Kind]] | None = None,
 ) -> Path:
-    """A GGUF of LLAMA_CONFIG's shape with its tokenizer; matrices are stored as `kind`. Fields of None are left out."""
+    """A GGUF of LLAMA_CONFIG's shape with its tokenizer; matrices are stored as `kind`, those of `raw` as given.
+
+    Fields of None are left out.
+    """
     writer = GGUFWriter(path, architecture)
     values: dict[str, Any] = {
         "context_length": 128,
@@ -156,7 +160,10 @@ def llama_gguf(
     for name, tensor in (llama_tensors() if tensors is None else tensors).items():
         heads = {"q_proj": HEADS, "k_proj": KV_HEADS}.get(name.split(".")[-2])
         stored = interleaved(tensor, heads) if heads and architecture == "llama" else tensor
-        if tensor.ndim == 2 and kind != Kind.F32:
+        if gguf_name(name) in (raw or {}):
+            rows, raw_kind = (raw or {})[gguf_name(name)]
+            writer.add_tensor(gguf_name(name), rows, raw_dtype=raw_kind)
+        elif tensor.ndim == 2 and kind != Kind.F32:
             writer.add_tensor(gguf_name(name), quantize(stored, kind), raw_dtype=kind)
         else:
             writer.add_tensor(gguf_name(name), np.ascontiguousarray(stored))

@@ -134,6 +134,7 @@ def test_pickles_are_never_opened(folder: Path, name: str) -> None:
         ({"num_hidden_layers": 3}, r"lack layers\.2"),
         ({"hidden_size": 32}, "shape"),
         ({"vocab_size": 319}, "shape"),
+        ({"num_hidden_layers": 1 << 40}, "claims 1099511627776 layers"),
         ({"num_hidden_layers": "two"}, "num_hidden_layers"),
         ({"tie_word_embeddings": False}, "lack lm_head"),
     ],

@@ -213,6 +213,7 @@ def test_llama3_scaling_is_recognised_by_its_table(tmp_path: Path) -> None:
         ({"fields": {"rope.dimension_count": 8, "attention.key_length": 16}}, "rotates only a part"),
         ({"fields": {"block_count": 3}}, "lack layers.2.attn_norm"),
         ({"fields": {"embedding_length": 128}}, "shape"),
+        ({"fields": {"block_count": 1 << 25}}, "claims 33554432 layers"),
         ({"fields": {"block_count": None}}, "num_hidden_layers is missing"),
         ({"fields": {"rope.scaling.type": "longrope", "rope.scaling.factor": 2.0}}, "longrope"),
         ({"extra": {"blk.0.ssm_a.weight": np.zeros((2, 2), np.float32)}}, "blk.0.ssm_a.weight, which no"),
@@ -263,7 +264,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return loading.llama_gguf(tmp_path_factory.mktemp("gguf") / "m.gguf", kind=Kind.Q8_0).read_bytes()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_no_flipped_byte_of_the_header_gets_past_as_anything_but_our_error(small: bytes, data: st.DataObject) -> None:
     header = small.index(b"output_norm.weight")
@@ -278,3 +279,24 @@ def _load_bytes(content: bytes) -> None:
         file.flush()
         with suppress(OutriderError):
             load_model(file.name)
+
+
+READABLE = [kind for kind in Kind if kind in gguf.quants._type_traits]
+
+
+@pytest.mark.parametrize("kind", READABLE, ids=lambda kind: kind.name)
+def test_every_quantisation_of_the_gguf_package_is_read(tmp_path: Path, kind: Kind) -> None:
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    tensors = loading.llama_tensors()
+    rows = np.zeros((loading.VOCABULARY, 256 // block * size), np.uint8)
+    larger = {64: 256, 32: 128}  # rows of every type's block size need 256 inputs
+    wide = {name: np.zeros(tuple(larger.get(n, n) for n in t.shape), np.float32) for name, t in tensors.items()}
+    path = tmp_path / "m.gguf"
+    fields = {"embedding_length": 256, "attention.key_length": 64}
+    loading.llama_gguf(path, wide, fields=fields, raw={"token_embd.weight": (rows, kind)})
+    loaded = load_model(str(path))
+    embed = loaded.weights["embed"]
+    assert embed.kind == kind.name
+    np.testing.assert_array_equal(embed.dense(), dequantize(rows, kind))
+    groups = embed.groups()
+    assert (groups is not None) == (kind in UNPACK)

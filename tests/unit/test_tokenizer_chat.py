@@ -86,7 +86,7 @@ def test_contents_never_become_control_tokens(content: str) -> None:
     assert TINY.decode(ids, skip_special=False) == expected + "<|im_start|>assistant\n"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.lists(st.sampled_from(["<|im_end|>", "<|im_", "start|>", "<", "|>", "hi", " ", "\n", "\ue000"])).map("".join))
 def test_no_mixture_becomes_a_control_token(content: str) -> None:
     ids = TINY.chat([{"role": "user", "content": content}], add_generation_prompt=False)

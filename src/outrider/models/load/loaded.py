@@ -56,6 +56,8 @@ def load_model(
     return LoadedModel(name, spec, weights, tokenizer, found.path, found.source)
 
 
+MOST_LAYERS = 2048  # far above any model; a damaged count must not become gigabytes of names
+
 Parts = tuple[DecoderSpec, Weights, Tokenizer]
 
 
@@ -70,13 +72,20 @@ def _load(path: Path) -> Parts:
 def _load_gguf(path: Path) -> Parts:
     file = read_gguf(path)
     config = config_of(file)
-    return family_of(config).spec_from_config(config), weights_of(file, config), gguf_tokenizer(file)
+    spec = _plausible(path, family_of(config).spec_from_config(config))
+    return spec, weights_of(file, config), gguf_tokenizer(file)
 
 
 def _load_folder(folder: Path) -> Parts:
     config = folder_config(folder)
     family = family_of(config)
-    spec = family.spec_from_config(config)
+    spec = _plausible(folder, family.spec_from_config(config))
     weights = folder_weights(folder, family.tensor_names(spec))
     tokenizer = folder_tokenizer(folder, spec.eos_token_ids)
     return spec, weights, tokenizer
+
+
+def _plausible(path: Path, spec: DecoderSpec) -> DecoderSpec:
+    if spec.num_layers > MOST_LAYERS:
+        raise ModelError(f"{path} claims {spec.num_layers} layers, more than {MOST_LAYERS}; fetch it again")
+    return spec

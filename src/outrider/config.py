@@ -59,10 +59,15 @@ class ContextConfig:
     window: int = 64  # latest entries that are always read
     kv_memory: int | None = None  # bytes of KV in fast memory; None: everything stays resident
     kv_path: str | None = None  # folder of the slow tier's files; None: no slow tier
+    slow_kv_dtype: Literal["auto", "float32", "bfloat16", "int8"] = "auto"  # KV in the slow tier; auto: as resident
+    group: int = 6  # consecutive layers that share a selection; 0: all of them, as published
+    sticky: float = 1.0  # nats by which a newcomer must beat an entry that was read last; 0: choose anew
+    full_every: int = 32  # bounded mode: steps from one full one to the next, at most
+    min_captured: float = 0.8  # bounded mode: estimated share of attention below which the next step is full
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, ("budget", "kv_memory"))
-        _at_least(self, 0, ("sinks", "window"))
+        _at_least(self, 1, ("budget", "kv_memory", "full_every"))
+        _at_least(self, 0, ("sinks", "window", "group", "sticky"))
 
 
 def _at_least(config: Any, least: int, names: Sequence[str]) -> None:

@@ -5,17 +5,22 @@ from outrider.memory.select.choose import Chooser
 from outrider.memory.select.head import HeadSelector, RetrievalHead
 from outrider.memory.select.oracle import OracleSelector, captured_mass
 from outrider.memory.select.pages import PageSelector, PageSummaries
+from outrider.memory.select.policy import ReadPolicy, make_policy
+from outrider.memory.select.reader import ContextReader, Look, float_rows, make_reader
 from outrider.memory.select.sticky import Fresh, Sticky
 from outrider.memory.select.window import WindowSelector
 
 __all__ = [
     "Chooser",
+    "ContextReader",
     "Fresh",
     "HeadSelector",
+    "Look",
     "OracleSelector",
     "PageSelector",
     "PageSummaries",
     "Preference",
+    "ReadPolicy",
     "RetrievalHead",
     "Selector",
     "Sticky",
@@ -23,6 +28,9 @@ __all__ = [
     "WindowSelector",
     "captured_mass",
     "check_budget",
+    "float_rows",
     "group_layers",
+    "make_policy",
+    "make_reader",
     "spread_taps",
 ]

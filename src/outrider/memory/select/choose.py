@@ -29,13 +29,16 @@ class Chooser:
 
     def select(self, views: Sequence[View]) -> Selection | None:
         """The entries each sequence reads, or None where all of them read everything: exactly full attention."""
-        chosen = [self.choose(view) for view in views]
+        return self.join([self.choose(view) for view in views])
+
+    def join(self, chosen: Sequence[Int32 | None]) -> Selection | None:
+        """One Selection of what was chosen for each sequence."""
         if all(entries is None for entries in chosen):
             return None
         groups = group_count(self.selector.groups)
         width = max(entries.shape[2] for entries in chosen if entries is not None)
-        entries = np.zeros((groups, len(views), self.kv_heads, width), np.int32)
-        counts = np.full((groups, len(views), self.kv_heads), -1, np.int32)
+        entries = np.zeros((groups, len(chosen), self.kv_heads, width), np.int32)
+        counts = np.full((groups, len(chosen), self.kv_heads), -1, np.int32)
         for s, rows in enumerate(chosen):
             if rows is not None:
                 entries[:, s, :, : rows.shape[2]] = rows

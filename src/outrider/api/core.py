@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +22,7 @@ from outrider.memory.kv import KVMemory
 from outrider.models.build import build_decoder
 from outrider.models.load import LoadedModel, load_model
 from outrider.models.load.detokenizer import Detokenizer
+from outrider.runner.measure import forward_seconds
 from outrider.sampling.grammar import grammar_processors
 from outrider.sampling.sampler import Sampler
 from outrider.sampling.stopper import Stopper
@@ -101,6 +103,7 @@ class Core:
             decoder=self.decoder,
             max_sequences=self.config.max_num_seqs,
             max_model_len=self.resolved.max_model_len,
+            measure=partial(forward_seconds, self.decoder),
         )
 
     def request(self, prompt: Sequence[int], params: SamplingParams, request_id: str | None = None) -> Request:

@@ -17,6 +17,7 @@ from outrider.api.core import Core, Options, parse_speculative
 from outrider.api.outputs import CompletionOutput, Piece, RequestOutput
 from outrider.errors import RequestError
 from outrider.models.load import LoadedModel
+from outrider.runner.measure import forward_seconds
 from outrider.speculation.report import SpeculationReport
 from outrider.types import Delta, Request, SamplingParams
 
@@ -103,6 +104,11 @@ class LLM:
     def speculation_report(self) -> SpeculationReport:
         """What every drafter did so far, the draft lengths, and the time spent on drafting, verifying and the rest."""
         return self.core.speculator.report()
+
+    def forward_seconds(self, rows: int, context: int = 128) -> float:
+        """Median seconds of a forward pass of `rows` rows of one sequence behind `context` entries."""
+        with self._lock:
+            return forward_seconds(self.core.decoder, rows, context=context, repeats=9)
 
     def describe(self) -> dict[str, Any]:
         """The resolved configuration."""

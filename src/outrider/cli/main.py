@@ -37,6 +37,7 @@ COMMANDS: Mapping[str, Command] = {
     "pull": Command("pull", "pull", "Fetch and check a catalogued model."),
     "info": Command("info", "info", "Show what a model is: family, shape, size, tokenizer."),
     "plan": Command("plan", "plan_command", "Work out what fits in memory, and what goes where."),
+    "distill": Command("distill", "distill", "Train a drafter for a model."),
     "bench": Command("bench", "app", "Measure speed, context, serving, or compare with peers."),
 }
 

@@ -37,7 +37,7 @@ def data_file(name: str) -> str:
 
 def questions(seed: int) -> list[Prompt]:
     """Word problems of GSM8K's training split."""
-    lines = data_file("gsm8k_train.jsonl").splitlines()
+    lines = [line for line in data_file("gsm8k_train.jsonl").split("\n") if line]
     random.Random(seed).shuffle(lines)
     return [Prompt((("user", json.loads(line)["question"]),), "maths") for line in lines[:MATHS_QUESTIONS]]
 

@@ -16,8 +16,8 @@ TARGET = Path(__file__).parents[1] / "src" / "outrider" / "distill" / "evaluatio
 
 def records(name: str) -> list[dict]:
     """The lines of one file of the data folder."""
-    lines = Path(os.environ["OUTRIDER_DATA"], name).read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
+    with open(Path(os.environ["OUTRIDER_DATA"], name), encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
 
 
 def texts() -> list[str]:

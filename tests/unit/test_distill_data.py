@@ -37,6 +37,8 @@ def test_both_formats_are_read(tmp_path: Path) -> None:
     text = tmp_path / "prompts.txt"
     text.write_text("One prompt\n\nAnother one\n")
     assert [p.text for p in read_prompts(text)] == ["One prompt", "Another one"]
+    write_prompts(tmp_path / "again.jsonl", [*read, Prompt((("user", "line\u2028separators stay"),))])
+    assert read_prompts(tmp_path / "again.jsonl")[-1].text == "line\u2028separators stay"
     write_prompts(tmp_path / "again.jsonl", read)
     assert read_prompts(tmp_path / "again.jsonl") == read
 
@@ -76,12 +78,16 @@ def test_the_packaged_hashes_are_those_of_the_evaluation_sets() -> None:
     folder = os.environ.get("OUTRIDER_DATA")
     if not folder:
         pytest.skip("OUTRIDER_DATA names no folder with the evaluation sets")
+
+    def records_of(name: str) -> list[dict]:
+        return [json.loads(line) for line in Path(folder, f"{name}.jsonl").open(encoding="utf-8")]
+
     for name, key in (("spec_bench", "turns"), ("gsm8k_test", "question"), ("humaneval", "prompt")):
-        records = [json.loads(line) for line in Path(folder, f"{name}.jsonl").read_text().splitlines()]
+        records = records_of(name)
         texts = [record[key] if key != "turns" else record[key][0] for record in records]
         missed = [text for text in texts if len(text.split()) >= 5 and not guard.is_evaluation(text)]
         assert not missed
-    train = [json.loads(line)["question"] for line in Path(folder, "gsm8k_train.jsonl").read_text().splitlines()]
+    train = [record["question"] for record in records_of("gsm8k_train")]
     assert not any(guard.is_evaluation(question) for question in train[:300])
 
 

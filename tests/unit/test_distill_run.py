@@ -12,6 +12,8 @@ import torch
 
 from distilling import SPEC, tiny_run, tiny_target
 from outrider.distill import files, train
+from outrider.distill.data import read_prompts
+from outrider.distill.measure import measure
 from outrider.distill.pipeline import Result, Run
 from outrider.distill.shards import Answers
 from outrider.errors import CapacityError, ChecksumError, ConfigError, ModelError
@@ -147,6 +149,14 @@ def test_a_specialist_starts_from_the_generalist(finished: tuple[Run, Result]) -
     assert torch.equal(*kept)
 
 
+def test_a_run_can_be_made_longer(finished: tuple[Run, Result], tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, epochs=3.0)
+    first = run.all()
+    second = replace(run, options=replace(run.options, epochs=6.0)).train()
+    assert second.history[: len(first.history)] == first.history
+    assert second.history[-1]["update"] == 2 * first.history[-1]["update"]
+
+
 def test_minutes_become_a_number_of_updates(finished: tuple[Run, Result], tmp_path: Path) -> None:
     run, _ = finished
     short = replace(run, options=replace(run.options, domain="code", minutes=0.001))
@@ -183,3 +193,13 @@ def test_targets_without_three_layers_are_refused(tmp_path: Path) -> None:
     run = tiny_run(tmp_path, loaded=tiny_target(spec=replace(SPEC, num_layers=2)))
     with pytest.raises(ConfigError, match="has 2 layers"):
         run.answer()
+
+
+def test_acceptance_is_measured_in_the_engine(finished: tuple[Run, Result]) -> None:
+    run, _ = finished
+    prompts = read_prompts(run.data)[:4]
+    tallies = measure(run.loaded, ["ngram"], prompts, depth=3, max_tokens=60, backend="reference", max_model_len=120)
+    assert set(tallies) == {"chat", "maths", "code", "all"}
+    total = tallies["all"]
+    assert total.drafts == sum(tallies[name].drafts for name in ("chat", "maths", "code")) > 0
+    assert 1 < total.acceptance_length <= 4

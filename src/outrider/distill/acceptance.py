@@ -27,11 +27,15 @@ class Tally:
 
     def add(self, accepted: Sequence[int]) -> None:
         """Count one prompt: the accepted tokens of each of its drafts."""
-        self.per_prompt.append((len(accepted), sum(accepted)))
-        for count in accepted:
-            self.positions += [0] * (count - len(self.positions))
-            for position in range(count):
-                self.positions[position] += 1
+        deepest = max(accepted, default=0)
+        self.count(len(accepted), [sum(count > position for count in accepted) for position in range(deepest)])
+
+    def count(self, drafts: int, positions: Sequence[int]) -> None:
+        """Count one prompt: its drafts, and how many of them had their i-th token accepted."""
+        self.per_prompt.append((drafts, sum(positions)))
+        self.positions += [0] * (len(positions) - len(self.positions))
+        for position, accepted in enumerate(positions):
+            self.positions[position] += accepted
 
     @property
     def drafts(self) -> int:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from outrider.distill.files import is_written, read_tensors, write_tensors
-from outrider.distill.options import check_same
+from outrider.distill.options import LENGTH, check_same
 from outrider.models.eagle3 import Eagle3Head
 
 NAME = "training.safetensors"
@@ -21,7 +21,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 class Progress:
     """How far a run is: the next update, how many there will be, and the figures so far."""
 
-    updates: int
+    updates: int = 0
     step: int = 0
     history: list[dict[str, Any]] = field(default_factory=list)
 
@@ -43,13 +43,16 @@ def load_checkpoint(
 ) -> Progress | None:
     """Bring head and optimiser to where an interrupted run was; None where there is no checkpoint.
 
-    ConfigError where it belongs to a run with other settings, ChecksumError where it is damaged.
+    Its number of updates is 0, which asks for a new count, where the length of the run was changed. ConfigError where
+    it belongs to a run with other settings, ChecksumError where it is damaged.
     """
     if not is_written(folder / NAME):
         return None
     tensors, note = read_tensors(folder / NAME)
     check_same(note["plan"], plan, "checkpoints")
     progress = Progress(**note["progress"])
+    if any(note["plan"].get(name) != plan.get(name) for name in LENGTH):
+        progress.updates = 0
     head.load_state_dict({name[5:]: value for name, value in tensors.items() if name.startswith("head.")})
     for name, parameter in head.named_parameters():
         if f"exp_avg.{name}" in tensors:

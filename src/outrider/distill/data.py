@@ -50,7 +50,7 @@ def read_prompts(path: Path, domain: str = "all") -> list[Prompt]:
     ConfigError names the line that cannot be used, evaluation prompts included.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--data {path} cannot be read ({error}); give a .jsonl or .txt file of prompts") from None
     prompts = distinct(_prompts(path, lines))

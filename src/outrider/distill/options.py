@@ -10,7 +10,10 @@ from outrider.errors import ConfigError
 Domain = Literal["all", "chat", "maths", "code"]
 
 #: Settings that may differ between a run and its resumption: they change neither the data nor the weights.
-FREE = frozenset({"checkpoint_every", "eval_prompts"})
+FREE = frozenset({"checkpoint_every", "eval_prompts", "data_minutes"})
+
+#: Settings of a run's length: changed, it goes on from its checkpoint to the new end.
+LENGTH = frozenset({"epochs", "minutes"})
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ class DistillOptions:
 def check_same(stored: dict[str, Any], given: dict[str, Any], stage: str) -> None:
     """Refuse to go on with a run that was started with other settings: it would be neither of the two."""
     for name in sorted(set(stored) | set(given)):
-        if name not in FREE and stored.get(name) != given.get(name):
+        if name not in FREE | LENGTH and stored.get(name) != given.get(name):
             raise ConfigError(
                 f"the {stage} in this folder were made with {name} = {stored.get(name)!r}, now it is "
                 f"{given.get(name)!r}; use the same, or another --out",

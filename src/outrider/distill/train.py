@@ -44,7 +44,8 @@ class Trainer:
     def run(self, folder: Path, plan: dict[str, Any], watch: Watch) -> Progress:
         """Train to the end, from the last checkpoint in `folder` where there is one."""
         optimizer = self._optimizer()
-        progress = load_checkpoint(folder, self.head, optimizer, plan) or Progress(self._count_updates())
+        progress = load_checkpoint(folder, self.head, optimizer, plan) or Progress()
+        progress.updates = progress.updates or progress.step + self._count_updates(progress.step)
         recent: list[dict[str, float]] = []
         self.head.train()
         for entries in self._batches(progress.step):
@@ -120,10 +121,10 @@ class Trainer:
         groups = [{"params": body, "factor": 1.0}, {"params": lm_head, "factor": self.options.lm_head_lr}]
         return torch.optim.AdamW(groups, lr=self.options.lr, betas=(0.9, 0.95), weight_decay=self.options.weight_decay)
 
-    def _count_updates(self) -> int:
-        """Updates of the whole run: so many epochs, or fewer where the minutes do not last."""
+    def _count_updates(self, done: int) -> int:
+        """Updates still to make: up to so many epochs, or fewer where the minutes do not last."""
         per_epoch = len(plan_epoch(self.entries, self.options.tokens_per_update, self.options.seed, 0))
-        updates = max(1, round(self.options.epochs * per_epoch))
+        updates = max(1, round(self.options.epochs * per_epoch) - done)
         if self.options.minutes is None:
             return updates
         share = self.options.unroll_from

@@ -21,7 +21,7 @@ from outrider.types import Float32
 
 Bytes = NDArray[np.uint8]
 GROUP = 32
-CHUNK_BLOCKS = 1 << 12  # blocks unpacked at a time: temporaries stay in the cache
+CHUNK = 1 << 18  # weights unpacked at a time: temporaries stay in the cache
 
 Part = tuple[NDArray[np.uint8] | NDArray[np.int8], Float32, Float32 | None]
 
@@ -36,7 +36,7 @@ def grouped(rows: Bytes, kind: GGMLQuantizationType) -> GroupedInts | None:
     q = np.empty((count, width), np.uint8 if bits == 4 else np.int8)
     scale = np.empty((count, width // GROUP), np.float32)
     minimum = np.empty_like(scale) if bits == 4 else None
-    step = max(1, CHUNK_BLOCKS * size // max(1, rows.shape[1]))
+    step = max(1, CHUNK // max(1, width))
     for first in range(0, count, step):
         part = slice(first, first + step)
         blocks = np.ascontiguousarray(rows[part]).reshape(-1, size)

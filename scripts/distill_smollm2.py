@@ -13,10 +13,16 @@ import argparse
 import json
 import os
 import random
+import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from outrider.distill.data import Prompt, distinct, write_prompts
+from outrider.cli.distill import bars
+from outrider.distill.data import DOMAINS, Prompt, distinct, write_prompts
 from outrider.distill.invent import invent_prompts
+from outrider.distill.options import DistillOptions
+from outrider.distill.pipeline import Result, Run
 from outrider.distill.prompts import passages_of
 from outrider.distill.prompts import write_prompts as written
 from outrider.distill.target import Target
@@ -27,6 +33,8 @@ WRITTEN = {"chat": 1100, "maths": 350, "code": 700}
 MATHS_QUESTIONS = 900
 INVENTED = 600
 PASSAGES = 400
+SETTINGS: dict[str, Any] = {"max_tokens": 200, "max_prompt": 512, "batch": 32}
+SPECIALIST_LR = 1e-3
 
 
 def data_file(name: str) -> str:
@@ -60,16 +68,48 @@ def make_prompts(model: str, path: Path, seed: int) -> None:
         write_prompts(path, all_prompts(target, seed))
 
 
+def distil(model: str, out: Path, options: DistillOptions, threads: int | None, answer: bool) -> Result:
+    """One head: a generalist or a specialist."""
+    with bars() as report:
+        run = Run(load_model(model), out / "prompts.jsonl", out, options, report, threads=threads)
+        return run.all() if answer else run.train()
+
+
+def install(result: Result, name: str) -> None:
+    """Put a head among those that are shipped."""
+    target = Path(__file__).parents[1] / "src" / "outrider" / "heads" / "smollm2-135m" / name
+    shutil.copytree(result.folder, target, dirs_exist_ok=True)
+    print(f"{target}: acceptance length {result.scores['all']['acceptance_length']:.2f}")
+
+
 def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--prompts-only", action="store_true")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--minutes", type=float, help="of training the generalist")
+    parser.add_argument("--specialist-minutes", type=float, help="of training each specialist; none without it")
+    parser.add_argument("--data-minutes", type=float, help="of answering")
+    parser.add_argument("--no-answers", action="store_true", help="train on the answers that are there")
+    parser.add_argument("--install", action="store_true", help="copy the heads into the package")
     return parser.parse_args()
 
 
+def main() -> None:
+    """The generalist, then the specialists that go on from it."""
+    given = parse()
+    make_prompts(given.model, given.out / "prompts.jsonl", given.seed)
+    options = DistillOptions(seed=given.seed, minutes=given.minutes, data_minutes=given.data_minutes, **SETTINGS)
+    results = {"generalist": distil(given.model, given.out, options, given.threads, not given.no_answers)}
+    for domain in DOMAINS if given.specialist_minutes else ():
+        start = str(results["generalist"].folder)
+        special = replace(options, domain=domain, init=start, minutes=given.specialist_minutes, lr=SPECIALIST_LR)
+        results[domain] = distil(given.model, given.out, special, given.threads, answer=False)
+    for name, result in results.items() if given.install else ():
+        install(result, name)
+
+
 if __name__ == "__main__":
-    options = parse()
-    make_prompts(options.model, options.out / "prompts.jsonl", options.seed)
+    main()

@@ -2,7 +2,7 @@
 
 A draft step reads q, k, v, o, the MLP and the head's LM head (fc only runs for verified tokens). With two query heads
 per KV head, an MLP as wide as the residual stream and 8192 tokens, that is 6.8 M weights for SmolLM2-135M: 5 % of the
-133 M that one step of the target reads.
+134 M that one step of the target reads.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from outrider.speculation.acceptance import Acceptance, survival
-from outrider.speculation.costs import CostTable, DraftCosts
+from outrider.speculation.costs import Calls, CostTable, DraftCosts
+from outrider.speculation.depths import Market, added_values, best_depths, plan_depths
 from outrider.speculation.goodput import GoodputLength, GoodputRules
 from outrider.speculation.length import FixedLength, TrendLength, TrendRules, relative_slope
 from outrider.speculation.timing import StepTiming
@@ -126,16 +127,28 @@ def test_costs_follow_the_machine():
         assert table.time(sequences, rows) == pytest.approx(real(sequences, rows), rel=0.2)
 
 
-def test_a_drafters_price_is_per_token_and_forgives_a_catch_up():
-    costs = DraftCosts(["a", "b"])
-    assert costs.per_token("a") == 0.0
-    tokens = [trial(chain("a", 1, 2, 3, 4), (1, 9))]
+def test_a_drafters_price_is_told_apart_by_steps_and_tokens():
+    costs, rng = DraftCosts(["accelerator", "cpu", "never"]), np.random.default_rng(0)
+    for _ in range(100):
+        steps, sequences = int(rng.integers(1, 9)), int(rng.integers(1, 17))
+        tokens = steps * sequences
+        calls = {
+            "accelerator": Calls(steps, tokens, 4e-3 * steps),
+            "cpu": Calls(steps, tokens, 1e-4 * steps + 1e-3 * tokens),
+        }
+        costs.update(calls)
+    assert costs.of("accelerator") == pytest.approx((4e-3, 0.0), abs=4e-4)
+    assert costs.of("cpu")[1] == pytest.approx(1e-3, rel=0.1)
+    assert costs.of("never") == (0.0, 0.0)
+
+
+def test_catching_up_with_a_long_prompt_is_forgiven():
+    costs = DraftCosts(["a"])
     for _ in range(5):
-        costs.update(tokens, {"a": 4e-3, "b": 0.0})
-    assert costs.per_token("a") == pytest.approx(1e-3)
-    costs.update(tokens, {"a": 4.0, "b": 0.0})
-    assert costs.per_token("a") < 1.2e-3
-    assert costs.per_token("b") == 0.0
+        costs.update({"a": Calls(4, 4, 4e-3)})
+    assert sum(costs.of("a")) == pytest.approx(1e-3, rel=0.01)
+    costs.update({"a": Calls(4, 4, 4.0)})
+    assert sum(costs.of("a")) < 1.3e-3
 
 
 # --- acceptance ----------------------------------------------------------------------------------------------------
@@ -149,7 +162,9 @@ def test_acceptance_learns_conditional_rates_by_position():
         truth = (*range(right), 99)
         estimates.learn([trial(chain("a", 0, 1, 2, 3), truth, sequence_id)])
         estimates.forget(sequence_id)
-    assert estimates.expected(-1, "a", 4) == pytest.approx(law, abs=0.08)
+    unseen = estimates.calibrated(-1, "a", chain("a", 0, 1, 2, 3)).confidence
+    assert unseen == pytest.approx(law, abs=0.08)
+    assert all(hoped > known for hoped, known in zip(estimates.expected(-1, "a", 2), unseen, strict=False))
     assert not estimates._skills
 
 
@@ -168,7 +183,7 @@ def test_acceptance_differs_between_requests():
         estimates.learn([trial(chain("a", 1, 2), (1, 2, 3), 0), trial(chain("a", 1, 2), (9,), 1)])
     assert estimates.expected(0, "a", 1)[0] > 0.8
     assert estimates.expected(1, "a", 1)[0] < 0.2
-    assert 0.3 < estimates.expected(2, "a", 1)[0] < 0.7
+    assert 0.3 < estimates.calibrated(2, "a", chain("a", 1)).confidence[0] < 0.7
 
 
 def test_survival_multiplies_along_paths():
@@ -246,9 +261,8 @@ def test_an_idle_batch_is_probed_ever_more_seldom():
 
 
 def priced(policy, name, seconds):
-    draft = chain(name, 1)
     for _ in range(3):
-        policy._draft_costs.update([trial(draft, (1, 2))], {name: seconds})
+        policy._draft_costs.update({name: Calls(1, 1, seconds)})
     return policy
 
 
@@ -264,7 +278,8 @@ def test_a_costly_drafter_is_asked_only_as_deep_as_it_pays():
 
 def test_a_costly_drafter_rests_where_a_sure_draft_stands():
     policy = priced(goodput(), "a", 0.1)
-    assert policy.depths("a", [0], [8], [{"b": believed(0.99, 0.99, 0.99, 0.99, name="b")}]) == [0]
+    assert policy.depths("a", [0], [8], [{"b": believed(*[0.99] * 8, name="b")}]) == [0]
+    policy.trim([0], [Draft()], [8])  # the round ends
     assert policy.depths("a", [0], [8], [{"b": believed(0.05, name="b")}])[0] > 0
 
 
@@ -274,13 +289,68 @@ def test_a_resting_drafter_is_probed_and_recovers():
     depths, draft = [], chain("a", 1, 2, 3, 4)
     for step in range(600):
         asked = policy.depths("a", [0], [4], [{}])[0]
+        policy.trim([0], [Draft()], [4])
         depths.append(asked)
         if asked:
             truth = (99,) if step < 200 else (1, 2, 3, 4, 5)
             seen = trial(Draft(draft.tokens[:asked], drafter="a"), truth[: asked + 1])
             policy._estimates.learn([seen])
-            policy.observe([seen], StepTiming(0.3 * asked, 1.0, 0, 1, 1 + asked), {"a": 0.3 * asked})
+            policy.observe(
+                [seen], StepTiming(0.3 * asked, 1.0, 0, 1, 1 + asked), {"a": Calls(asked, asked, 0.3 * asked)}
+            )
         else:
             policy.observe([trial(Draft(drafter="x"), (1,))], StepTiming(0, 1.0, 0, 1, 1), {})
     assert sum(1 for depth in depths[100:200] if depth) <= 3
     assert np.mean(depths[-50:]) > 2
+
+
+def market(row=0.1, step=(0.0,), token=(0.05,), serial=1.0):
+    return Market(row, np.array(step), np.array(token), serial)
+
+
+def test_added_value_beside_nothing_and_beside_a_standing_draft():
+    own, nothing = np.array([[[0.8, 0.5]]]), np.zeros((1, 2))
+    assert added_values(own, nothing, market())[0] == pytest.approx([0.7, 0.3])
+    beside = added_values(own, np.array([[0.8, 0.0]]), market())[0]
+    assert beside == pytest.approx([0.0, 0.8 * 0.5 - 0.1])
+
+
+def test_best_depths_against_brute_force():
+    """Every choice of depths for three sequences: value of each, less the shared cost of the deepest."""
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        values = np.concatenate((np.zeros((3, 1)), rng.normal(0.1, 0.4, (3, 4)).cumsum(axis=1)), axis=1)
+        cost = rng.uniform(0, 0.6)
+        worth = {d: sum(values[i, d[i]] for i in range(3)) - cost * max(d) for d in np.ndindex(5, 5, 5)}
+        depths, told = best_depths(values, cost)
+        assert worth[tuple(depths.tolist())] == pytest.approx(max(worth.values())) == pytest.approx(told)
+
+
+def test_a_step_is_taken_when_together_it_pays():
+    """One sequence alone would not pay for a step; eight together do."""
+    value = np.array([[0.0, 0.4]])
+    assert best_depths(value, 1.0)[0].tolist() == [0]
+    assert best_depths(np.repeat(value, 8, axis=0), 1.0)[0].tolist() == [1] * 8
+
+
+#: Two specialists, two sequences each.
+SPECIALISTS = np.repeat(np.array([[0.9, 0.9, 0.2, 0.2], [0.2, 0.2, 0.9, 0.9]])[:, :, None], 4, axis=2)
+
+
+def test_side_by_side_the_crowd_drafts():
+    prices = market(step=(0.3, 0.3), token=(0.0, 0.0), serial=0.0)
+    depths, worth = plan_depths(SPECIALISTS, [4] * 4, np.zeros((4, 4)), prices)
+    assert depths.tolist() == [[4] * 4] * 2
+    assert worth > 0
+
+
+def test_one_after_another_every_sequence_goes_to_its_specialist():
+    prices = market(step=(0.3, 0.3), token=(0.1, 0.1), serial=1.0)
+    depths, _ = plan_depths(SPECIALISTS, [4, 4, 4, 3], np.zeros((4, 4)), prices)
+    assert depths.tolist() == [[4, 4, 0, 0], [0, 0, 4, 3]]
+
+
+def test_where_nothing_pays_nobody_drafts():
+    depths, worth = plan_depths(SPECIALISTS, [4] * 4, np.zeros((4, 4)), market(step=(9.0, 9.0), token=(0, 0)))
+    assert not depths.any()
+    assert worth == 0

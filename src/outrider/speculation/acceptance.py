@@ -21,6 +21,7 @@ _GLOBAL_MEMORY = 0.998  # share of old evidence kept per observation, tables
 _REQUEST_MEMORY = 0.92  # the same, factor of a request, per round
 _PRIOR = 4.0  # weight of the priors, in observations
 _SKILL_PRIOR = 2.0  # a request's own evidence outweighs the tables after about so many tokens
+_OPTIMISM = 0.2  # hits granted to a drafter that is not tried yet
 _LOWEST, _HIGHEST = 0.005, 0.995
 
 
@@ -32,7 +33,10 @@ class Estimates(Protocol):
         ...
 
     def expected(self, sequence_id: int, name: str, depth: int) -> list[float]:
-        """Conditional acceptance of each of `depth` positions of a draft that is not made yet."""
+        """Conditional acceptance of each of `depth` positions of a draft that is not made yet.
+
+        Optimistic where a drafter has hardly been tried on the request: whom nobody asks, nobody knows.
+        """
         ...
 
     def learn(self, trials: Sequence[Trial]) -> None: ...
@@ -98,10 +102,10 @@ class Skill:
     def __init__(self) -> None:
         self._hits, self._foreseen = [_SKILL_PRIOR, _SKILL_PRIOR], [_SKILL_PRIOR, _SKILL_PRIOR]
 
-    def factor(self, position: int) -> float:
-        """What to multiply the tables' rate with."""
+    def factor(self, position: int, optimism: float = 0.0) -> float:
+        """What to multiply the tables' rate with; `optimism` counts as so many more hits."""
         part = position > 0
-        return self._hits[part] / self._foreseen[part]
+        return (self._hits[part] + optimism) / self._foreseen[part]
 
     def fade(self) -> None:
         """One more round: old evidence counts less, the prior stays."""
@@ -136,7 +140,7 @@ class Acceptance:
 
     def expected(self, sequence_id: int, name: str, depth: int) -> list[float]:
         tables, skill = self._tables[name], self._skill(sequence_id, name)
-        return [_clip(tables.base(i, None).value * skill.factor(i)) for i in range(depth)]
+        return [_clip(tables.base(i, None).value * skill.factor(i, _OPTIMISM)) for i in range(depth)]
 
     def learn(self, trials: Sequence[Trial]) -> None:
         for trial in trials:

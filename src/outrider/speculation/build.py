@@ -60,13 +60,14 @@ def assemble(
     rules: GuardRules = DEFAULT_RULES,
     measure: Callable[[int], float] | None = None,
     clock: Clock = perf_counter,
+    parallel: bool = False,
 ) -> Speculator:
-    """A speculator of drafters that exist already."""
+    """A speculator of drafters that exist already. `parallel`: they run side by side, on devices of their own."""
     guarded = [GuardedDrafter(drafter, vocab_size, rules, clock) for drafter in drafters]
     names = [drafter.name for drafter in guarded]
     asks = config.vote == "hedge" or config.length == "goodput"
     estimates = Acceptance(names) if asks else NoEstimates()
-    length = make_length(config, estimates, names, measure)
+    length = make_length(config, estimates, names, measure, parallel)
     return Speculator(guarded, make_vote(config, names), length, estimates, clock)
 
 
@@ -85,13 +86,14 @@ def make_length(
     estimates: Estimates,
     names: Sequence[str],
     measure: Callable[[int], float] | None = None,
+    parallel: bool = False,
 ) -> LengthPolicy:
     """The length policy by name, within the bounds of `num_speculative_tokens`."""
     low, high = bounds(config)
     if config.length == "goodput":
         rules = _options(GoodputRules, config.length_options, "length_options")
         costs = CostTable.measured(measure, MEASURED_ROWS) if measure else CostTable.assumed()
-        return GoodputLength(low, high, estimates, costs, DraftCosts(names), rules)
+        return GoodputLength(low, high, estimates, costs, DraftCosts(names), rules, parallel)
     if config.length == "trend":
         return TrendLength(max(low, 1), high, _options(TrendRules, config.length_options, "length_options"))
     _options(_NoOptions, config.length_options, "length_options")

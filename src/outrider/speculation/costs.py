@@ -8,16 +8,18 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from outrider.speculation.timing import StepTiming
-from outrider.speculation.trial import Trial
 from outrider.types import Float64
 
 KNOTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256, 512)
 _ASSUMED_SLOPE = 0.08  # share of a one-row pass that each further row costs, where nothing was measured
 _SLOWEST_LEARNING = 0.05
+_DRAFT_MEMORY = 0.95  # share of old calls' evidence kept per step
+_TRUSTED_CALLS = 3  # calls after which an unusual one is an outlier
 _OUTLIER = 2.0  # one step moves an estimate by at most this factor
 
 
@@ -81,29 +83,80 @@ class CostTable:
         np.maximum.accumulate(self._seconds, out=self._seconds)
 
 
+@dataclass(frozen=True)
+class Calls:
+    """What a drafter did since the last step: passes one after another (deepest drafts), tokens in all, seconds."""
+
+    steps: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: Calls) -> Calls:
+        return Calls(self.steps + other.steps, self.tokens + other.tokens, self.seconds + other.seconds)
+
+
 class DraftCosts:
-    """Seconds that one drafted token of each drafter costs, running mean."""
+    """What drafting costs: seconds = per_step * steps + per_token * tokens, least squares over the latest calls.
+
+    On an accelerator a step costs the same for few or many sequences; on a CPU tokens count.
+    """
 
     def __init__(self, names: Sequence[str]) -> None:
-        self._per_token: dict[str, float | None] = dict.fromkeys(names)
+        self.names = tuple(names)
+        self._fits = {name: _Fit() for name in names}
 
-    def per_token(self, name: str) -> float:
-        """Seconds per token; 0 before the first measurement."""
-        return self._per_token[name] or 0.0
+    def of(self, name: str) -> tuple[float, float]:
+        """(seconds per step, seconds per token); zeros before the first call."""
+        return self._fits[name].solution
 
-    def update(self, trials: Sequence[Trial], draft_s: Mapping[str, float]) -> None:
-        """Share what a drafter took in a step among the tokens it proposed; a draft without tokens counts as one."""
-        for name, seconds in draft_s.items():
-            tokens = sum(max(1, len(trial.proposals[name])) for trial in trials if name in trial.proposals)
-            if tokens:
-                self._learn(name, seconds / tokens)
+    def update(self, calls: Mapping[str, Calls]) -> None:
+        """Learn from what the drafters did since the last step."""
+        for name, done in calls.items():
+            if done.tokens:
+                self._fits[name].learn(done)
 
-    def _learn(self, name: str, seconds: float) -> None:
-        past = self._per_token[name]
-        if past is None:
-            self._per_token[name] = seconds
-        else:  # a call that caught up with a long prompt must not count as the usual price
-            self._per_token[name] = 0.9 * past + 0.1 * min(seconds, _OUTLIER * past + 1e-6)
+
+class _Fit:
+    """A non-negative least-squares fit of two coefficients, old calls fading."""
+
+    def __init__(self) -> None:
+        self.solution = (0.0, 0.0)
+        self._squares = np.zeros((2, 2))
+        self._products = np.zeros(2)
+        self._calls = 0
+
+    def learn(self, done: Calls) -> None:
+        sizes = np.array([done.steps, done.tokens], float)
+        seconds = done.seconds
+        if self._calls >= _TRUSTED_CALLS:  # a call that caught up with a long prompt is not the usual price
+            seconds = min(seconds, _OUTLIER * float(sizes @ self.solution) + 1e-6)
+        self._squares = _DRAFT_MEMORY * self._squares + np.outer(sizes, sizes)
+        self._products = _DRAFT_MEMORY * self._products + sizes * seconds
+        self._calls += 1
+        self.solution = self._solve()
+
+    def _solve(self) -> tuple[float, float]:
+        """With a little damping, so that calls of one shape split the cost instead of dividing by zero."""
+        damping = 1e-3 * np.diag(np.diag(self._squares))
+        step, token = np.linalg.solve(self._squares + damping, self._products)
+        if token < 0:
+            return float(self._products[0] / self._squares[0, 0]), 0.0
+        if step < 0:
+            return 0.0, float(self._products[1] / self._squares[1, 1])
+        return float(step), float(token)
+
+
+class RunningMean:
+    """A mean that believes the first values at once and forgets old ones later."""
+
+    __slots__ = ("_count", "value")
+
+    def __init__(self, start: float) -> None:
+        self.value, self._count = start, 0
+
+    def learn(self, value: float) -> None:
+        self._count += 1
+        self.value += max(0.1, 1 / self._count) * (value - self.value)
 
 
 def _bucket(sequences: int) -> int:

@@ -13,16 +13,16 @@ first token of every proposal is scored by plain steps too, so requests recover 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from operator import mul
 
 import numpy as np
 
 from outrider.errors import ConfigError
 from outrider.speculation.acceptance import Estimates, survival
-from outrider.speculation.costs import CostTable, DraftCosts
+from outrider.speculation.costs import Calls, CostTable, DraftCosts, RunningMean
+from outrider.speculation.depths import Market, plan_depths
 from outrider.speculation.timing import StepTiming
 from outrider.speculation.trial import Trial, head, subset
 from outrider.types import Draft
@@ -32,7 +32,7 @@ from outrider.types import Draft
 class GoodputRules:
     """Settings of the goodput length."""
 
-    cheap: float = 0.02  # a drafter below this share of a verification per token is asked without calculation
+    cheap: float = 0.02  # a drafter whose token, of all sequences, costs less of a verification is always asked
     margin_on: float = 0.01  # predicted gain that keeps speculation on
     margin_off: float = 0.04  # predicted gain that switches it on again (hysteresis)
     first_probe: int = 16  # idle rounds before the first probe
@@ -46,6 +46,7 @@ class GoodputRules:
             raise ConfigError("goodput: use 1 <= first_probe <= last_probe and probe_depth from 1", "length_options")
 
 
+_HIDDEN = 0.9  # drafting below this share of a verification is hidden by a pipeline
 _VERIFICATION = "verification"  # probed when the whole batch verifies nothing
 
 
@@ -77,15 +78,21 @@ class GoodputLength:
         costs: CostTable,
         draft_costs: DraftCosts,
         rules: GoodputRules | None = None,
+        parallel: bool = False,
     ) -> None:
+        """`parallel`: the drafters run side by side, each on a device of its own."""
         self.max_depth = high
         self._low = low
         self._rules = rules or GoodputRules()
         self._estimates = estimates
         self._costs = costs
         self._draft_costs = draft_costs
+        self._plan: Mapping[str, list[int]] | None = None  # depths of the costly drafters in this round
+        self._exposed = RunningMean(1.0)  # share of a drafting step that the target waits for
+        self._serial = 0.0 if parallel else 1.0
         self._on = True
-        self._others_s = 0.0  # seconds of a step that are no verification, running mean
+        self._overhead_s = RunningMean(0.0)  # seconds of a step, running means: scheduling and sampling
+        self._waited_s = RunningMean(0.0)  # waiting for drafts
         self._rate = _Throughput()
         self._spare_rows = 0  # rows of the last step that belonged to nobody who drafts
         self._probes: dict[str, Probe] = {}  # of idle drafters, and of the batch when nothing is verified
@@ -94,21 +101,15 @@ class GoodputLength:
         self, name: str, ids: Sequence[int], limits: Sequence[int], standing: Sequence[Mapping[str, Draft]]
     ) -> list[int]:
         most = [min(limit, self.max_depth) for limit in limits]
-        price = self._draft_costs.per_token(name)
-        if price <= self._rules.cheap * self._costs.time(len(ids), len(ids) + self._spare_rows):
+        if self._is_cheap(name, len(ids)) or not any(most):
             return most
-        chosen = [
-            self._depth(name, i, limit, drafts, price, len(ids))
-            for i, limit, drafts in zip(ids, most, standing, strict=True)
-        ]
-        if any(chosen) or not any(most):
-            self._probes.pop(name, None)
-        elif self._probe(name).due(self._rules):
-            lucky = max(range(len(ids)), key=most.__getitem__)
-            chosen[lucky] = min(self._rules.probe_depth, most[lucky])
-        return chosen
+        if self._plan is None:
+            self._plan = self._plan_round(ids, most, standing)
+        chosen = [max(depth, min(self._low, limit)) for depth, limit in zip(self._plan[name], most, strict=True)]
+        return self._with_probe(name, chosen, most)
 
     def trim(self, ids: Sequence[int], drafts: Sequence[Draft], limits: Sequence[int]) -> list[Draft]:
+        self._plan = None
         kept = [subset(draft, nodes) for draft, nodes in zip(drafts, self._keep(drafts), strict=True)]
         if any(kept):
             self._probes.pop(_VERIFICATION, None)
@@ -117,43 +118,59 @@ class GoodputLength:
             kept[longest] = head(drafts[longest], self._rules.probe_depth)
         return kept
 
-    def observe(self, trials: Sequence[Trial], timing: StepTiming, draft_s: Mapping[str, float]) -> None:
+    def observe(self, trials: Sequence[Trial], timing: StepTiming, calls: Mapping[str, Calls]) -> None:
         drafted = sum(trial.verdict.drafted for trial in trials)
         self._spare_rows = max(0, timing.rows - drafted - len(trials))
         self._costs.update(timing)
-        self._draft_costs.update(trials, draft_s)
-        self._others_s += 0.1 * (timing.draft_s + timing.overhead_s - self._others_s)
+        self._draft_costs.update(calls)
+        self._overhead_s.learn(timing.overhead_s)
+        self._waited_s.learn(timing.draft_s)
+        spent = [done.seconds for done in calls.values()]
+        drafted_s = max(spent, default=0.0) + self._serial * (sum(spent) - max(spent, default=0.0))
+        if drafted_s > 0:
+            self._exposed.learn(exposure(timing.draft_s, drafted_s, timing.verify_s))
         self._rate.count(sum(len(trial.truth) for trial in trials), timing.total_s)
 
     def forget(self, sequence_id: int) -> None:
         """Nothing is held per request; the estimates are."""
 
-    def _depth(
-        self, name: str, sequence_id: int, most: int, standing: Mapping[str, Draft], price: float, sequences: int
-    ) -> int:
-        """The depth at which a costly drafter adds most, over the best draft that stands already."""
-        reached = list(accumulate(self._estimates.expected(sequence_id, name, most), mul))
-        rows = sequences + self._spare_rows
-        extra_s = self._costs.times(sequences, rows, most + 1) - self._costs.time(sequences, rows)
-        worth = self._rate.per_second(sequences, self._costs.time(sequences, rows) + self._others_s)
-        best, depth = max(self._standing_value(standing, extra_s, worth), 0.0), 0
-        gained = 0.0
-        for count, probability in enumerate(reached, 1):
-            gained += probability
-            value = gained - worth * (extra_s[count] + price * count)
-            if value > best * (1 + self._rules.margin_off) + 1e-9:
-                best, depth = value, count
-        return max(depth, min(self._low, most))
+    def _is_cheap(self, name: str, sequences: int) -> bool:
+        """Whether a step of this drafter costs next to nothing of a verification."""
+        per_step, per_token = self._draft_costs.of(name)
+        return self._exposed.value * (per_step + per_token * sequences) <= self._rules.cheap * self._plain_s(sequences)
 
-    def _standing_value(self, standing: Mapping[str, Draft], extra_s: np.ndarray, worth: float) -> float:
-        """Tokens that the best standing draft gains, less what its verification costs in tokens."""
-        best = 0.0
-        for draft in standing.values():
-            if draft.confidence is not None:
-                gained = accumulate(survival(draft))
-                values = (g - worth * extra_s[min(n, len(extra_s) - 1)] for n, g in enumerate(gained, 1))
-                best = max(best, *values) if draft.tokens else best
-        return best
+    def _plan_round(
+        self, ids: Sequence[int], most: Sequence[int], standing: Sequence[Mapping[str, Draft]]
+    ) -> Mapping[str, list[int]]:
+        """Depths of all costly drafters for all sequences, chosen together."""
+        names = [name for name in self._draft_costs.names if not self._is_cheap(name, len(ids))]
+        worth = self._rate.per_second(len(ids), self._plain_s(len(ids)))
+        costs = self._exposed.value * worth * np.array([self._draft_costs.of(name) for name in names])
+        market = Market(worth * self._slope(len(ids)), costs[:, 0], costs[:, 1], self._serial)
+        expected = np.array([[self._estimates.expected(i, name, self.max_depth) for i in ids] for name in names])
+        beside = np.array([standing_confidence(drafts.values(), market.row, self.max_depth) for drafts in standing])
+        depths, gain = plan_depths(expected, most, beside, market)
+        enough = gain > self._rules.margin_on * len(ids)
+        return {name: row if enough else [0] * len(ids) for name, row in zip(names, depths.tolist(), strict=True)}
+
+    def _plain_s(self, sequences: int) -> float:
+        """Seconds of a step without drafts."""
+        return self._costs.time(sequences, sequences + self._spare_rows) + self._overhead_s.value
+
+    def _with_probe(self, name: str, chosen: list[int], most: Sequence[int]) -> list[int]:
+        """A drafter that rests altogether is asked for a short draft now and then."""
+        if any(chosen):
+            self._probes.pop(name, None)
+        elif self._probe(name).due(self._rules):
+            lucky = max(range(len(most)), key=most.__getitem__)
+            chosen[lucky] = min(self._rules.probe_depth, most[lucky])
+        return chosen
+
+    def _slope(self, sequences: int) -> float:
+        """Seconds that one more row costs, around here."""
+        rows = sequences + self._spare_rows
+        extra = max(1, sequences * self.max_depth // 2)
+        return (self._costs.time(sequences, rows + extra) - self._costs.time(sequences, rows)) / extra
 
     def _keep(self, drafts: Sequence[Draft]) -> list[list[int]]:
         """Which nodes of every draft are worth verifying, all requests weighed together."""
@@ -172,7 +189,9 @@ class GoodputLength:
         if not probabilities:
             return 0
         rows = sequences + self._spare_rows
-        seconds = self._others_s + self._costs.times(sequences, rows, len(probabilities) + 1)
+        seconds = (
+            self._overhead_s.value + self._waited_s.value + self._costs.times(sequences, rows, len(probabilities) + 1)
+        )
         goodput = (sequences + np.concatenate(([0.0], np.cumsum(probabilities)))) / seconds
         best = int(goodput.argmax())
         margin = self._rules.margin_on if self._on else self._rules.margin_off
@@ -204,3 +223,24 @@ def _survival(draft: Draft) -> list[float]:
     if draft.confidence is not None:
         return survival(draft)
     return [0.5 ** len(draft.path(node)) for node in range(len(draft))]
+
+
+def standing_confidence(drafts: Iterable[Draft], row: float, depth: int) -> list[float]:
+    """Confidence by position, 0 behind its end, of the draft that gains most where verifying a row costs so much."""
+    best: tuple[float, tuple[float, ...]] = (0.0, ())
+    for draft in drafts:
+        if draft.is_chain and draft.confidence:
+            best = max(best, (max(accumulate(p - row for p in survival(draft))), draft.confidence))
+    return [*best[1][:depth], *[0.0] * (depth - len(best[1]))]
+
+
+def exposure(waited_s: float, drafted_s: float, verify_s: float) -> float:
+    """What share of its time one more drafting step would cost the target.
+
+    All of it where the target waits for drafts. Where drafting is hidden behind verifying nothing, until it takes about
+    as long as verifying: beyond that every step is waited for.
+    """
+    if waited_s > 0.5 * drafted_s or verify_s <= 0:
+        return 1.0
+    beyond = (drafted_s / verify_s - _HIDDEN) / (1.1 - _HIDDEN)
+    return min(1.0, max(waited_s / drafted_s, beyond))

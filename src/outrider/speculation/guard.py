@@ -15,6 +15,7 @@ from time import perf_counter
 
 from outrider.drafters.base import Context, Drafter, Need, Observation
 from outrider.errors import DrafterError
+from outrider.speculation.costs import Calls
 from outrider.speculation.report import DrafterReport
 from outrider.speculation.trial import Trial, depth, head
 from outrider.types import NO_DRAFT, Draft
@@ -73,6 +74,7 @@ class GuardedDrafter:
         self.needs: frozenset[Need] = drafter.needs
         self.off: str | None = None
         self.time_s = 0.0
+        self._calls = Calls()
         self._drafter = drafter
         self._vocab_size = vocab_size
         self._rules = rules
@@ -100,7 +102,11 @@ class GuardedDrafter:
             self._fail("propose", error)
         if self.failures == failures:
             self._in_a_row["propose"] = 0
-        self._watch_time(self._clock() - started)
+        seconds = self._clock() - started
+        self._calls += Calls(
+            max(map(depth, drafts), default=0) or 1, sum(max(1, len(drafts[i])) for i in asked), seconds
+        )
+        self._watch_time(seconds)
         return drafts
 
     def observe(self, observations: Sequence[Observation]) -> None:
@@ -131,6 +137,11 @@ class GuardedDrafter:
         if trial.submitted.tokens and trial.submitted.drafter == self.name:
             tally.win(trial)
         self._warn_if_silent()
+
+    def drain(self) -> Calls:
+        """What it did since this was last asked."""
+        calls, self._calls = self._calls, Calls()
+        return calls
 
     def verified(self, seconds: float) -> None:
         """What a verification costs at the moment, the measure of slowness."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.errors import ConfigError
+from outrider.speculation.costs import Calls
 from outrider.speculation.timing import StepTiming
 from outrider.speculation.trial import Trial
 from outrider.types import Draft
@@ -34,8 +35,8 @@ class LengthPolicy(Protocol):
         """What is worth verifying of the merged drafts: a beginning of each, possibly nothing."""
         ...
 
-    def observe(self, trials: Sequence[Trial], timing: StepTiming, draft_s: Mapping[str, float]) -> None:
-        """Learn from a step; `draft_s` is what every drafter cost in it, seconds."""
+    def observe(self, trials: Sequence[Trial], timing: StepTiming, calls: Mapping[str, Calls]) -> None:
+        """Learn from a step; `calls` is what every drafter did since the one before."""
         ...
 
     def forget(self, sequence_id: int) -> None: ...
@@ -55,7 +56,7 @@ class FixedLength:
     def trim(self, ids: Sequence[int], drafts: Sequence[Draft], limits: Sequence[int]) -> list[Draft]:
         return list(drafts)
 
-    def observe(self, trials: Sequence[Trial], timing: StepTiming, draft_s: Mapping[str, float]) -> None:
+    def observe(self, trials: Sequence[Trial], timing: StepTiming, calls: Mapping[str, Calls]) -> None:
         """Nothing to learn."""
 
     def forget(self, sequence_id: int) -> None:
@@ -104,7 +105,7 @@ class TrendLength:
     def trim(self, ids: Sequence[int], drafts: Sequence[Draft], limits: Sequence[int]) -> list[Draft]:
         return list(drafts)
 
-    def observe(self, trials: Sequence[Trial], timing: StepTiming, draft_s: Mapping[str, float]) -> None:
+    def observe(self, trials: Sequence[Trial], timing: StepTiming, calls: Mapping[str, Calls]) -> None:
         for trial in trials:
             self._in_flight.pop(trial.sequence_id, None)
         gained = [len(trial.truth) for trial in trials if trial.truth]

@@ -9,7 +9,7 @@ It decides; drafters guess; `judge` accepts. It never touches tensors and cannot
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from time import perf_counter
 
 from outrider.drafters.base import Context, Need, Observation
@@ -45,7 +45,6 @@ class Speculator:
         self._estimates = estimates or NoEstimates()
         self._clock = clock
         self._open: dict[int, _Open] = {}
-        self._spent: dict[str, float] = {drafter.name: 0.0 for drafter in drafters}
         self._lengths: Counter[int] = Counter()
         self._times = [0.0, 0.0, 0.0]  # draft, verify, overhead
         self._control_s = 0.0
@@ -77,7 +76,7 @@ class Speculator:
                     drafter.learn(trial)
         self._estimates.learn(trials)
         self._vote.observe(trials)
-        self._length.observe(trials, timing, self._drain_costs())
+        self._length.observe(trials, timing, {drafter.name: drafter.drain() for drafter in self._drafters})
         self._count(timing)
         self._control_s += self._clock() - started - (self._drafting_s() - spent)
 
@@ -131,7 +130,7 @@ class Speculator:
             self._vote.reach(i, drafter.name, any(draft.tokens for draft in others.values()))
             for i, others in zip(ids, standing, strict=True)
         ]
-        wanted = self._length.depths(drafter.name, ids, list(map(min, limits, reaches)), standing)
+        wanted = self._length.depths(drafter.name, ids, limits, standing)
         return list(map(min, wanted, reaches))
 
     def _close(self, seen: Observation) -> Trial:
@@ -141,14 +140,6 @@ class Speculator:
 
     def _drafting_s(self) -> float:
         return sum(drafter.time_s for drafter in self._drafters)
-
-    def _drain_costs(self) -> Mapping[str, float]:
-        """Seconds every drafter took since the last step."""
-        costs = {}
-        for drafter in self._drafters:
-            costs[drafter.name] = drafter.time_s - self._spent[drafter.name]
-            self._spent[drafter.name] = drafter.time_s
-        return costs
 
     def _count(self, timing: StepTiming) -> None:
         self._steps += 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -58,28 +57,20 @@ def losses(
     """All losses of one batch. Rows whose token the head cannot draft teach nothing."""
     with torch.no_grad():
         p_logits = teacher.logits(batch.teacher)
-    total, right, attention = torch.zeros((), device=p_logits.device), [], 0.0
-    first = 0.0
-    for i, (step, real) in enumerate(_steps(head, batch, teacher, steps, dropout, looked_at is not None)):
+    steps_taken = unroll(head, batch, teacher.embedding, steps, dropout, want_weights=looked_at is not None)
+    divergences, right = [], []
+    aligned = torch.zeros((), device=p_logits.device)
+    for step, real in steps_taken:
         rows = real & head.t2d[batch.targets]
-        divergence = kl_divergence(p_logits[rows], step.logits[rows]).sum() / rows.sum().clamp_min(1)
-        total = total + step_decay**i * divergence
+        divergences.append(kl_divergence(p_logits[rows], step.logits[rows]).sum() / rows.sum().clamp_min(1))
         right.append(share_right(head, step.logits, batch.targets, real))
-        if i == 0:
-            first = float(divergence.detach())
-            if looked_at is not None and step.weights is not None:
-                aligned = attention_alignment(step.weights, looked_at)
-                total, attention = total + l_attn * aligned, float(aligned.detach())
-    return Losses(total, first, attention, right)
+        if looked_at is not None and step.weights is not None:
+            aligned = attention_alignment(step.weights, looked_at)
+    weighted = sum(step_decay**i * divergence for i, divergence in enumerate(divergences))
+    return Losses(weighted + l_attn * aligned, float(divergences[0].detach()), float(aligned.detach()), right)
 
 
 def share_right(head: Eagle3Head, logits: Tensor, targets: Tensor, real: Tensor) -> float:
     """Share of the real rows whose best token is the target's; tokens that cannot be drafted count as wrong."""
     drafted = head.target_ids(logits.detach().argmax(-1))
     return float(((drafted == targets) & real).sum() / real.sum().clamp_min(1))
-
-
-def _steps(
-    head: Eagle3Head, batch: TrainBatch, teacher: Teacher, steps: int, dropout: float, want_weights: bool
-) -> Iterator:
-    return unroll(head, batch, teacher.embedding, steps, dropout, want_weights)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 from outrider.distill import prompt_parts as parts
 from outrider.distill.data import Prompt, distinct
+from outrider.distill.prompt_foreign import FOREIGN
 
 Rng = random.Random
 SLOT = re.compile(r"\{(\w+)\}")
@@ -72,14 +73,14 @@ def _from(name: str) -> Callable[[Rng, Sequence[str]], str]:
 
 def _translation(rng: Rng, passages: Sequence[str]) -> str:
     """A sentence of another language, put together from its own templates."""
-    language = rng.choice(sorted(parts.FOREIGN))
+    language = rng.choice(sorted(FOREIGN))
     sentences = [fill_foreign(language, rng) for _ in range(rng.choice((1, 1, 1, 2)))]
     return fill(rng.choice(parts.TEMPLATES["translate"]), rng).replace("<language>", language) + " ".join(sentences)
 
 
 def fill_foreign(language: str, rng: Rng) -> str:
     """One sentence of a language."""
-    words = parts.FOREIGN[language]
+    words = FOREIGN[language]
     return SLOT.sub(lambda match: rng.choice(words[match[1].rstrip("0123456789")]), rng.choice(words["sentence"]))
 
 

@@ -1,0 +1,83 @@
+"""Sentences of other languages for prompts.py to put together: templates and the words that fill them."""
+
+from __future__ import annotations
+
+FOREIGN: dict[str, dict[str, list[str]]] = {
+    "German": {
+        "sentence": [
+            "Der {beruf} aus {ort} sagte am {tag} , dass {sache} im kommenden Jahr {folge} .",
+            "{sache} ist für viele Menschen in {ort} sehr wichtig geworden .",
+            "Nach Angaben der Polizei wurde am {tag} in {ort} ein {beruf} verletzt .",
+            "Wir haben am {tag} lange über {thema} gesprochen , aber keine Lösung gefunden .",
+            "Das Museum in {ort} zeigt bis {tag} eine Ausstellung über {thema} .",
+            "Viele Gäste kamen am {tag} nach {ort} , um {thema} kennenzulernen .",
+            "Ohne {thema} wäre die Arbeit eines {beruf}s heute kaum noch denkbar .",
+            "Der neue {beruf} möchte {sache} verbessern und mehr Geld für {thema} ausgeben .",
+        ],
+        "beruf": [
+            "Lehrer",
+            "Minister",
+            "Trainer",
+            "Sprecher",
+            "Fahrer",
+            "Künstler",
+            "Forscher",
+            "Arbeiter",
+            "Händler",
+            "Schüler",
+        ],
+        "ort": [
+            "Berlin",
+            "Hamburg",
+            "München",
+            "Leipzig",
+            "Wien",
+            "Zürich",
+            "Köln",
+            "Bremen",
+            "Dresden",
+            "Stuttgart",
+            "Freiburg",
+        ],
+        "tag": ["Montag", "Dienstag", "Mittwoch", "Donnerstag", "Freitag", "Samstag", "Sonntag"],
+        "sache": ["die neue Straße", "das alte Theater", "die Schule", "das Krankenhaus", "die Brücke", "der Bahnhof"],
+        "folge": [
+            "fertig wird",
+            "geschlossen wird",
+            "teurer wird",
+            "besser wird",
+            "umgebaut wird",
+            "neu eröffnet wird",
+        ],
+        "thema": ["Musik", "Technik", "Sport", "Geschichte", "Umweltschutz", "Bildung", "Verkehr", "moderne Kunst"],
+    },
+    "French": {
+        "sentence": [
+            "Le {metier} de {ville} a déclaré {jour} que {chose} serait bientôt {etat} .",
+            "Beaucoup de gens à {ville} pensent que {chose} est très importante .",
+            "Nous avons parlé {jour} de {theme} avec un {metier} .",
+            "Sans {theme} , le travail du {metier} serait beaucoup plus difficile .",
+            "Il est arrivé {jour} à {ville} pour voir {chose} .",
+        ],
+        "metier": ["professeur", "ministre", "médecin", "peintre", "boulanger", "directeur", "chercheur", "voisin"],
+        "ville": ["Paris", "Lyon", "Marseille", "Bordeaux", "Lille", "Genève", "Bruxelles", "Nantes", "Toulouse"],
+        "jour": ["lundi", "mardi", "mercredi", "jeudi", "vendredi", "samedi", "dimanche"],
+        "chose": ["la nouvelle école", "la gare", "la vieille ville", "la bibliothèque", "la fête", "la route"],
+        "etat": ["ouverte", "fermée", "terminée", "rénovée", "vendue"],
+        "theme": ["la musique", "la science", "la nature", "la cuisine", "l'histoire", "la technologie"],
+    },
+    "Spanish": {
+        "sentence": [
+            "El {oficio} de {ciudad} dijo el {dia} que {cosa} va a cambiar mucho .",
+            "En {ciudad} mucha gente habla de {tema} y de {cosa} .",
+            "El {dia} vamos a {ciudad} para conocer {cosa} .",
+            "Sin {tema} , la vida de un {oficio} sería muy diferente .",
+            "Mi hermano quiere ser {oficio} porque le gusta {tema} .",
+        ],
+        "oficio": ["profesor", "médico", "pintor", "ingeniero", "cocinero", "abogado", "periodista"],
+        "ciudad": ["Madrid", "Sevilla", "Lima", "Bogotá", "Valencia", "Quito", "Granada", "Santiago"],
+        "dia": ["lunes", "martes", "miércoles", "jueves", "viernes", "sábado", "domingo"],
+        "cosa": ["la escuela", "el mercado", "la playa", "el museo", "la ciudad vieja", "el puerto"],
+        "tema": ["la música", "la ciencia", "la historia", "el deporte", "la comida", "el arte"],
+    },
+}

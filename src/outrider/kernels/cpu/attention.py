@@ -7,12 +7,27 @@ merged in ascending order. That order is the definition of the result: it depend
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from outrider.kernels.cpu import maths, vectors
 from outrider.kernels.cpu.layout import BLOCK, CHUNK
-from outrider.kernels.cpu.machine import bits_of, compiled, f32, float_of, i8, i32, i64, meet, share, u16, u64
+from outrider.kernels.cpu.machine import (
+    bits_of,
+    compiled,
+    f32,
+    float_of,
+    i8,
+    i32,
+    i64,
+    meet,
+    share,
+    u16,
+    u64,
+)
 from outrider.kernels.cpu.rows import largest_bits, rms_norm
+from outrider.kernels.cpu.vectors import MAX_QUERIES
 
 _LOWEST = np.float32(-np.inf)
 _MOST = np.float32(127)
@@ -21,13 +36,13 @@ _STATE = 64  # bytes before the weighted values: maximum and sum
 
 
 @compiled
-def pool_row(s, slot, head, heads):  # type: ignore[no-untyped-def]
+def pool_row(s, slot, head, heads):
     """Index of a (slot, KV head) among the rows of [pages, heads, page_size, dim]."""
     return (slot // s.page_size * heads + head) * s.page_size + slot % s.page_size
 
 
 @compiled
-def store_row(kind, source, dim, base, scales, row):  # type: ignore[no-untyped-def]
+def store_row(kind, source, dim, base, scales, row):
     """Write `dim` floats as one K or V row in the cache's type; NaN stays NaN."""
     x = f32(source)
     if kind == vectors.FLOAT32:
@@ -39,7 +54,7 @@ def store_row(kind, source, dim, base, scales, row):  # type: ignore[no-untyped-
         for i in range(dim):
             bits = np.int64(bits_of(x[i])) & np.int64(0xFFFFFFFF)
             rounded = (bits + np.int64(0x7FFF) + ((bits >> np.int64(16)) & np.int64(1))) >> np.int64(16)
-            half[i] = np.uint16(0x7FC0) if x[i] != x[i] else np.uint16(rounded)
+            half[i] = np.uint16(0x7FC0) if math.isnan(x[i]) else np.uint16(rounded)
     else:
         size = float_of(np.int32(largest_bits(source, 0, dim)))
         usable = size >= np.float32(1e-30) and size < np.float32(np.inf)
@@ -52,7 +67,7 @@ def store_row(kind, source, dim, base, scales, row):  # type: ignore[no-untyped-
 
 
 @compiled
-def place_head(m, s, row, source, norm, rotate, scale, target):  # type: ignore[no-untyped-def]
+def place_head(m, s, row, source, norm, rotate, scale, target):
     """Copy one head, with its norm and rotation where the model has them, times `scale`; the pad stays zero."""
     x, y, dim = f32(source), f32(target), m.head_dim
     for i in range(dim):
@@ -73,17 +88,31 @@ def place_head(m, s, row, source, norm, rotate, scale, target):  # type: ignore[
 
 
 @compiled
-def place_heads(m, s, layer, cache, member, members):  # type: ignore[no-untyped-def]
+def part_row(values, spare, dim):
+    """Reorder every 32 values: 16 even ones, then 16 odd ones."""
+    x, y = f32(values), f32(spare)
+    for i in range(dim):
+        y[i] = x[i]
+    for block in range(0, dim, 32):
+        for i in range(16):
+            x[block + i] = y[block + 2 * i]
+            x[block + 16 + i] = y[block + 2 * i + 1]
+
+
+@compiled
+def place_heads(m, s, layer, cache, member, members):
     """Queries into their buffer; keys and values into the cache. Units are (row, head)."""
     heads = m.heads + 2 * m.kv_heads
     first, last = share(s.rows * heads, member, members)
-    spare = s.state + member * s.state_stride
+    spare = s.state + member * (BLOCK + 1) * (m.heads // m.kv_heads) * s.state_stride
     for unit in range(first, last):
         row, head = unit // heads, unit % heads
         raw = s.qkv + row * s.qkv_stride
         if head < m.heads:
             target = s.query + row * s.query_stride + head * m.head_pad * 4
             place_head(m, s, row, raw + head * m.head_dim * 4, layer.q_norm, m.rope, m.scale, target)
+            if vectors.is_parted(s.kv_kind, m.head_pad):
+                part_row(target, spare, m.head_pad)
             continue
         for i in range(m.head_dim, m.head_pad):
             f32(spare)[i] = np.float32(0)
@@ -99,7 +128,7 @@ def place_heads(m, s, layer, cache, member, members):  # type: ignore[no-untyped
 
 
 @compiled
-def committed(s, sequence, head, number):  # type: ignore[no-untyped-def]
+def committed(s, sequence, head, number):
     """How many committed entries a KV head of a sequence reads in layer `number`, and the list's address (0: all)."""
     if s.selected != 0:
         group = np.int64(i32(s.groups)[number])
@@ -111,7 +140,7 @@ def committed(s, sequence, head, number):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def visible(s, start, row):  # type: ignore[no-untyped-def]
+def visible(s, start, row):
     """Bits of the rows of its own sequence that a tree row reads, itself included; 0: all up to itself (chain)."""
     if s.ancestors == 0:
         return np.uint64(0)
@@ -123,7 +152,7 @@ def visible(s, start, row):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def count_bits(mask):  # type: ignore[no-untyped-def]
+def count_bits(mask):
     count = 0
     while mask != np.uint64(0):
         mask &= mask - np.uint64(1)
@@ -132,7 +161,7 @@ def count_bits(mask):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def nth_bit(mask, n):  # type: ignore[no-untyped-def]
+def nth_bit(mask, n):
     """Position of the n-th set bit (from 0)."""
     for _ in range(n):
         mask &= mask - np.uint64(1)
@@ -143,13 +172,13 @@ def nth_bit(mask, n):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def own_row(start, mask, n):  # type: ignore[no-untyped-def]
+def own_row(start, mask, n):
     """The batch row that is the n-th readable one of this pass."""
     return start + (n if mask == np.uint64(0) else nth_bit(mask, n))
 
 
 @compiled
-def first_entry(s, start, row, mask, count, chosen, length, window):  # type: ignore[no-untyped-def]
+def first_entry(s, start, row, mask, count, chosen, length, window):
     """Index in a row's list of the first entry inside its window. Committed entry e stands at position e."""
     oldest = np.int64(i32(s.positions)[row]) + 1 - window
     if window == 0 or oldest <= 0:
@@ -167,39 +196,53 @@ def first_entry(s, start, row, mask, count, chosen, length, window):  # type: ig
 
 
 @compiled
-def fill_entries(s, sequence, start, mask, head, heads, count, chosen, first, last, out):  # type: ignore[no-untyped-def]
-    """Pool rows of entries first .. last - 1 of a row's list."""
-    rows = i64(out)
+def fill_entries(s, sequence, start, mask, head, heads, count, chosen, first, last, out):
+    """Pool rows of entries first .. last - 1 of a row's list; the last one is repeated up to a multiple of 16."""
+    rows, size = i64(out), s.page_size
     pages = i32(s.pages + sequence * s.page_columns * 4)
-    for i in range(first, last):
-        if i < count:
-            entry = i if chosen == 0 else np.int64(i32(chosen)[i])
-            page = np.int64(pages[entry // s.page_size])
-            rows[i - first] = (page * heads + head) * s.page_size + entry % s.page_size
+    i = first
+    while i < min(last, count):
+        if chosen == 0:
+            place, offset = i // size, i % size
+            stop = min(last, count, i - offset + size)
+            shift = (np.int64(pages[place]) * heads + head) * size + offset - i
+            for j in range(i, stop):
+                rows[j - first] = shift + j
+            i = stop
         else:
-            slot = np.int64(i32(s.slots)[own_row(start, mask, i - count)])
-            rows[i - first] = pool_row(s, slot, head, heads)
+            entry = np.int64(i32(chosen)[i])
+            rows[i - first] = (np.int64(pages[entry // size]) * heads + head) * size + entry % size
+            i += 1
+    for j in range(max(first, count), last):
+        rows[j - first] = pool_row(s, np.int64(i32(s.slots)[own_row(start, mask, j - count)]), head, heads)
+    for j in range(last - first, (last - first + 15) // 16 * 16):
+        rows[j] = rows[last - first - 1]
 
 
 @compiled
-def attend_chunk(m, s, cache, query, entries, count, weights, out):  # type: ignore[no-untyped-def]
-    """(maximum, sum, weighted values) of one query over `count` entries, written to `out`."""
-    vectors.scores(s.kv_kind, query, cache.keys, cache.key_scales, entries, count, m.head_pad, weights)
-    p = f32(weights)
+def attend_chunk(m, s, cache, query, heads, entries, count, weights, out, out_stride):
+    """(maximum, sum, weighted values) of `heads` queries over `count` entries, written to `out`."""
     padded = (count + 15) // 16 * 16
-    for i in range(count, padded):
-        p[i] = _LOWEST
-    top = vectors.highest(weights, padded)
-    for i in range(padded):
-        p[i] = maths.exp32(p[i] - top)
-    f32(out)[0] = top
-    f32(out)[1] = vectors.total(weights, padded)
-    values = out + _STATE
-    vectors.mix(s.kv_kind, weights, cache.values, cache.value_scales, entries, count, m.head_pad, values)
+    for j in range(heads):
+        q, row = query + j * m.head_pad * 4, weights + j * CHUNK * 4
+        vectors.scores(s.kv_kind, q, cache.keys, cache.key_scales, entries, count, m.head_pad, row)
+        p = f32(row)
+        for i in range(count, padded):
+            p[i] = _LOWEST
+        top = vectors.highest(row, padded)
+        for i in range(padded):
+            p[i] = maths.exp32(p[i] - top)
+        result = f32(out + j * out_stride)
+        result[0], result[1] = top, vectors.total(row, padded)
+    values, scales = cache.values, cache.value_scales
+    vectors.mix(
+        *(s.kv_kind, heads, weights, CHUNK * 4, values, scales, entries, count, m.head_pad),
+        *(out + _STATE, out_stride),
+    )
 
 
 @compiled
-def clear(state, dim):  # type: ignore[no-untyped-def]
+def clear(state, dim):
     f32(state)[0] = _LOWEST
     f32(state)[1] = np.float32(0)
     total = f32(state + _STATE)
@@ -208,7 +251,7 @@ def clear(state, dim):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def merge(state, piece, dim):  # type: ignore[no-untyped-def]
+def merge(state, piece, dim):
     """Fold a chunk's result into the running one."""
     a, b = f32(state), f32(piece)
     top = max(a[0], b[0])
@@ -221,59 +264,74 @@ def merge(state, piece, dim):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def finish(m, s, state, row, head):  # type: ignore[no-untyped-def]
+def finish(m, s, state, row, head):
     """Divide by the sum and write the head's output."""
     factor = np.float32(1) / f32(state)[1]
     x = f32(state + _STATE)
     y = f32(s.mixed + row * s.mixed_stride + head * m.head_dim * 4)
-    for i in range(m.head_dim):
-        y[i] = x[i] * factor
+    if vectors.is_parted(s.kv_kind, m.head_pad):
+        for block in range(0, m.head_dim, 32):
+            for i in range(16):
+                y[block + 2 * i] = x[block + i] * factor
+                y[block + 2 * i + 1] = x[block + 16 + i] * factor
+    else:
+        for i in range(m.head_dim):
+            y[i] = x[i] * factor
 
 
 @compiled
-def attend_block(m, s, layer, cache, number, sequence, first, last, head, only, member):  # type: ignore[no-untyped-def]
-    """Rows first .. last - 1 of a sequence, all query heads of one KV head.
+def attend_row(m, s, layer, cache, sequence, row, head, count, chosen, chunk, states, stride, member):
+    """One chunk of one row for the query heads of a KV head, left in `states`; False where it holds nothing."""
+    start, shared = np.int64(i32(s.row_starts)[sequence]), m.heads // m.kv_heads
+    entries, weights = s.entries + member * (CHUNK + 16) * 8, s.chunk + member * MAX_QUERIES * CHUNK * 4
+    mask = visible(s, start, row)
+    length = count + (row - start + 1 if mask == np.uint64(0) else count_bits(mask))
+    oldest = first_entry(s, start, row, mask, count, chosen, length, layer.window)
+    low, high = max(chunk * CHUNK, oldest), min((chunk + 1) * CHUNK, length)
+    if low >= high:
+        return False
+    fill_entries(s, sequence, start, mask, head, m.kv_heads, count, chosen, low, high, entries)
+    for g in range(0, shared, MAX_QUERIES):
+        query = s.query + row * s.query_stride + (head * shared + g) * m.head_pad * 4
+        n = min(MAX_QUERIES, shared - g)
+        attend_chunk(m, s, cache, query, n, entries, high - low, weights, states + g * stride, stride)
+    return True
 
-    `only` -1: all chunks, merged here and finished. Else that chunk alone, left in the table of partial results.
-    """
-    start = np.int64(i32(s.row_starts)[sequence])
+
+@compiled
+def attend_block(m, s, layer, cache, number, sequence, first, last, head, member):
+    """Rows first .. last - 1 of a sequence, all query heads of one KV head, all chunks."""
+    start, shared = np.int64(i32(s.row_starts)[sequence]), m.heads // m.kv_heads
     count, chosen = committed(s, sequence, head, number)
-    shared = m.heads // m.kv_heads
-    entries, weights = s.entries + member * CHUNK * 8, s.chunk + member * CHUNK * 4
-    states = s.state + (member * (BLOCK * shared + 1)) * s.state_stride
-    piece = states + BLOCK * shared * s.state_stride
-    chunks = (count + last - start + CHUNK - 1) // CHUNK
-    if only < 0:
-        for i in range((last - first) * shared):
-            clear(states + i * s.state_stride, m.head_pad)
-    for chunk in range(0 if only < 0 else only, chunks if only < 0 else min(only + 1, chunks)):
+    states = s.state + member * (BLOCK + 1) * shared * s.state_stride
+    pieces = states + BLOCK * shared * s.state_stride
+    for i in range((last - first) * shared):
+        clear(states + i * s.state_stride, m.head_pad)
+    for chunk in range((count + last - start + CHUNK - 1) // CHUNK):
         for row in range(first, last):
-            mask = visible(s, start, row)
-            length = count + (row - start + 1 if mask == np.uint64(0) else count_bits(mask))
-            oldest = first_entry(s, start, row, mask, count, chosen, length, layer.window)
-            low, high = max(chunk * CHUNK, oldest), min((chunk + 1) * CHUNK, length)
-            if low < high:
-                fill_entries(s, sequence, start, mask, head, m.kv_heads, count, chosen, low, high, entries)
-            for g in range(shared):
-                h = head * shared + g
-                place = piece
-                if only >= 0:
-                    place = s.partial + ((row * m.heads + h) * s.chunks + chunk) * s.state_stride
-                if low >= high:
-                    if only >= 0:
-                        f32(place)[1] = np.float32(-1)  # nothing in this chunk
-                    continue
-                query = s.query + row * s.query_stride + h * m.head_pad * 4
-                attend_chunk(m, s, cache, query, entries, high - low, weights, place)
-                if only < 0:
-                    merge(states + ((row - first) * shared + g) * s.state_stride, place, m.head_pad)
-    if only < 0:
-        for i in range((last - first) * shared):
-            finish(m, s, states + i * s.state_stride, first + i // shared, head * shared + i % shared)
+            stride = s.state_stride
+            if attend_row(m, s, layer, cache, sequence, row, head, count, chosen, chunk, pieces, stride, member):
+                for g in range(shared):
+                    merge(states + ((row - first) * shared + g) * stride, pieces + g * stride, m.head_pad)
+    for i in range((last - first) * shared):
+        finish(m, s, states + i * s.state_stride, first + i // shared, head * shared + i % shared)
 
 
 @compiled
-def attend_whole(m, s, layer, cache, number, member, members):  # type: ignore[no-untyped-def]
+def attend_piece(m, s, layer, cache, number, sequence, first, last, head, chunk, member):
+    """One chunk of rows first .. last - 1, left in the table of partial results."""
+    shared = m.heads // m.kv_heads
+    count, chosen = committed(s, sequence, head, number)
+    stride = s.chunks * s.state_stride
+    for row in range(first, last):
+        place = s.partial + ((row * m.heads + head * shared) * s.chunks + chunk) * s.state_stride
+        if not attend_row(m, s, layer, cache, sequence, row, head, count, chosen, chunk, place, stride, member):
+            for g in range(shared):
+                f32(place + g * stride)[1] = np.float32(-1)  # nothing here
+
+
+@compiled
+def attend_whole(m, s, layer, cache, number, member, members):
     """Many rows: a unit is (block of rows, KV head) with all its chunks."""
     unit = 0
     for sequence in range(s.sequences):
@@ -282,12 +340,12 @@ def attend_whole(m, s, layer, cache, number, member, members):  # type: ignore[n
             for head in range(m.kv_heads):
                 if unit % members == member:
                     last = min(first + BLOCK, end)
-                    attend_block(m, s, layer, cache, number, sequence, first, last, head, -1, member)
+                    attend_block(m, s, layer, cache, number, sequence, first, last, head, member)
                 unit += 1
 
 
 @compiled
-def attend_split(m, s, layer, cache, number, member, members):  # type: ignore[no-untyped-def]
+def attend_split(m, s, layer, cache, number, member, members):
     """Few rows: a unit is (block of rows, KV head, chunk); then the chunks of every (row, head) are merged."""
     unit = 0
     for sequence in range(s.sequences):
@@ -298,11 +356,11 @@ def attend_split(m, s, layer, cache, number, member, members):  # type: ignore[n
                 count, _ = committed(s, sequence, head, number)
                 for chunk in range((count + last - start + CHUNK - 1) // CHUNK):
                     if unit % members == member:
-                        attend_block(m, s, layer, cache, number, sequence, first, last, head, chunk, member)
+                        attend_piece(m, s, layer, cache, number, sequence, first, last, head, chunk, member)
                     unit += 1
     meet(s.sync, members)
     begin, finish_ = share(s.rows * m.heads, member, members)
-    state = s.state + member * (BLOCK * (m.heads // m.kv_heads) + 1) * s.state_stride
+    state = s.state + member * (BLOCK + 1) * (m.heads // m.kv_heads) * s.state_stride
     sequence = 0
     for unit in range(begin, finish_):
         row, h = unit // m.heads, unit % m.heads

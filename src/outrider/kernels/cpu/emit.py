@@ -56,6 +56,13 @@ def store(b: Any, value: Any, address: Any, offset: int = 0) -> None:
     b.store(value, b.inttoptr(at, ir.PointerType())).align = 1
 
 
+def prefetch(b: Any, address: Any, offset: int = 0, locality: int = 3) -> None:
+    """Ask for the cache line at an address; never faults."""
+    at = b.inttoptr(b.add(address, number(offset)), ir.PointerType())
+    call = declare(b, "llvm.prefetch.p0", ir.VoidType(), [ir.PointerType(), I32, I32, I32])
+    b.call(call, [at, ir.Constant(I32, 0), ir.Constant(I32, locality), ir.Constant(I32, 1)])
+
+
 def splat(b: Any, value: Any, lanes: int = 16) -> Any:
     """A vector with `value` in every lane."""
     kind = vector(value.type, lanes)

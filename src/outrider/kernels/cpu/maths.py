@@ -24,7 +24,7 @@ _SQRT_2_PI, _CUBE = np.float32(0.7978845608028654), np.float32(0.044715)
 @compiled
 def exp32(x: np.float32) -> np.float32:
     """e^x within 2 ulp (Cephes expf); 0 below -87, the value at 88 above it, NaN stays NaN."""
-    clipped = _LOWEST if x < _LOWEST else (_HIGHEST if x > _HIGHEST else x)
+    clipped = _LOWEST if x < _LOWEST else (min(x, _HIGHEST))
     shifted = clipped * _LOG2E + _ROUND
     n = shifted - _ROUND
     r = clipped - n * _LN2_HIGH - n * _LN2_LOW
@@ -62,4 +62,4 @@ def gelu_tanh(x: np.float32) -> np.float32:
 @compiled
 def relu(x: np.float32) -> np.float32:
     """max(x, 0); NaN stays NaN."""
-    return np.float32(0) if x < np.float32(0) else x
+    return max(x, np.float32(0))

@@ -156,7 +156,7 @@ def _factorise(values: Float32) -> tuple[Float32, Float32] | None:
 
 
 @njit(cache=True, nogil=True)
-def _find_factors(values, factor, whole):  # type: ignore[no-untyped-def]
+def _find_factors(values, factor, whole):
     """Try largest / 63, / 62, ... as the factor of every 8 scales; False where none fits."""
     for n in range(values.shape[0]):
         for s in range(values.shape[1] // 8):
@@ -187,7 +187,7 @@ def _find_factors(values, factor, whole):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def _is_half(value):  # type: ignore[no-untyped-def]
+def _is_half(value):
     """Whether fp16 holds a float32 exactly."""
     size = abs(value)
     if size >= np.float32(65520):
@@ -200,7 +200,7 @@ def _is_half(value):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _pack_integers(q, wide, place, data):  # type: ignore[no-untyped-def]
+def _pack_integers(q, wide, place, data):
     """Lay q [N, K] (bytes) out in tiles: nibble pairs, or bytes + 128."""
     n, k = q.shape
     for tile in range(data.shape[0]):

@@ -36,6 +36,7 @@ from outrider.kernels.cpu.emit import (
     loop,
     number,
     part,
+    prefetch,
     splat,
     store,
     vector,
@@ -43,8 +44,9 @@ from outrider.kernels.cpu.emit import (
 from outrider.kernels.cpu.isa import AVX2, AVX512, GENERIC, NAMES
 from outrider.kernels.cpu.machine import SOURCES, intrinsic
 
-ROW_COUNTS = (1, 2, 3, 4, 5, 6, 8)
-MAX_ROWS = 8
+_AHEAD = 2048  # bytes of weights asked for ahead of their use ...
+_BUSY = 4  # ... from so many rows on: with fewer the processor looks ahead far enough by itself
+MAX_ROWS = 8  # rows that share one pass over a tile
 _VNNI_BYTES = llvm.llvm_version_info[0] >= 22  # since then the byte operands are byte vectors
 
 
@@ -143,14 +145,22 @@ class _Tile:
 
     def __init__(self, b: Any, isa: int, kind: int, rows: int, args: Any) -> None:
         self.b, self.isa, self.kind, self.rows = b, isa, kind, rows
-        self.w, self.groups, self.x, self.x_stride, self.meta, self.meta_stride, self.meta_plane, self.out = args
+        self.w, self.bias, self.groups, self.x, self.x_stride, *rest = args
+        self.meta, self.meta_stride, self.meta_plane, self.out, self.out_stride, self.add = rest
 
     def emit(self) -> None:
-        """sums = 0; for g in groups: sums = group(g, sums); store the sums; return."""
+        """sums = 0; for g in groups: sums = group(g, sums); out = sums + bias, or out += sums + bias; return."""
+        b = self.b
         body = self._floats if self.kind == formats.F32 else self._group
-        for r, total in enumerate(loop(self.b, self.groups, [ZEROS] * self.rows, body)):
-            store(self.b, total, self.out, 64 * r)
-        self.b.ret_void()
+        sums = loop(b, self.groups, [ZEROS] * self.rows, body)
+        nothing = b.ptrtoint(_zero_vector(b.module), I64)
+        bias = load(b, b.select(b.icmp_signed("!=", self.bias, number(0)), self.bias, nothing), LANES_F32)
+        adds = b.icmp_signed("!=", self.add, number(0))
+        for r, total in enumerate(sums):
+            target = b.add(self.out, b.mul(self.out_stride, number(r)))
+            old = load(b, b.select(adds, target, nothing), LANES_F32)
+            store(b, b.fadd(old, b.fadd(total, bias)), target)
+        b.ret_void()
 
     def _floats(self, index: Any, sums: list[Any]) -> list[Any]:
         """Dense fp32: inputs one after the other."""
@@ -168,6 +178,9 @@ class _Tile:
         """One group of 32 inputs in integers, then its scale and minimum."""
         b, bits = self.b, 8 if self.kind in (formats.Q8_F16, formats.Q8_F32) else 4
         block, head = self._block(index)
+        if self.rows >= _BUSY:
+            for line in range(0, formats.GROUP_BYTES[self.kind], 64):
+                prefetch(b, block, _AHEAD + line)
         rows = [self._row(self.x, self.x_stride, r, index, 32) for r in range(self.rows)]
         meta = [self._row(self.meta, self.meta_stride, r, index, 4) for r in range(self.rows)]
         loaded: dict[int, Any] = {}
@@ -228,19 +241,30 @@ class _Tile:
         return found[0], found[1] if bits == 4 else None
 
 
+def _zero_vector(module: Any) -> Any:
+    """16 zeros in memory: what stands for a bias or an old value where there is none."""
+    name = "outrider_zeros"
+    if name not in module.globals:
+        zeros = ir.GlobalVariable(module, LANES_F32, name)
+        zeros.initializer, zeros.global_constant, zeros.linkage = ZEROS, True, "internal"
+    return module.globals[name]
+
+
 def _tile_function(module: Any, isa: int, kind: int, rows: int) -> Any:
     """The machine function of one combination, made once per module."""
     return define(
         module,
         f"outrider_tile_{isa}_{kind}_{rows}",
         ir.VoidType(),
-        8,
+        11,
         lambda b, args: _Tile(b, isa, kind, rows, args).emit(),
     )
 
 
 @intrinsic(prefer_literal=True)
-def _dispatch(typingctx, level, kind, rows, w, groups, x, x_stride, meta, meta_stride, meta_plane, out):  # type: ignore[no-untyped-def]
+def _dispatch(
+    typingctx, level, kind, rows, w, bias, groups, x, x_stride, meta, meta_stride, meta_plane, out, out_stride, add
+):
     """Call the tile function of (path, kind, rows)."""
     path = level.literal_value
 
@@ -250,7 +274,7 @@ def _dispatch(typingctx, level, kind, rows, w, groups, x, x_stride, meta, meta_s
         end = b.append_basic_block()
         switch = b.switch(combination, end)
         for k in range(len(formats.NAMES)):
-            for r in ROW_COUNTS:
+            for r in range(1, MAX_ROWS + 1):
                 block = b.append_basic_block()
                 switch.add_case(number(16 * k + r), block)
                 b.position_at_end(block)
@@ -259,7 +283,7 @@ def _dispatch(typingctx, level, kind, rows, w, groups, x, x_stride, meta, meta_s
         b.position_at_end(end)
         return context.get_dummy_value()
 
-    return types.void(level, *[types.int64] * 10), codegen
+    return types.void(level, *[types.int64] * 13), codegen
 
 
 @lru_cache
@@ -270,26 +294,30 @@ def product_address(path: str) -> int:
     """
     level, sources = NAMES.index(path), SOURCES
 
-    @cfunc(types.void(*[types.int64] * 10), cache=True)
-    def product(kind, rows, w, groups, x, x_stride, meta, meta_stride, meta_plane, out):  # type: ignore[no-untyped-def]
+    @cfunc(types.void(*[types.int64] * 13), cache=True)
+    def product(kind, rows, w, bias, groups, x, x_stride, meta, meta_stride, meta_plane, out, out_stride, add):
         if sources == 0:
             return
-        _dispatch(level, kind, rows, w, groups, x, x_stride, meta, meta_stride, meta_plane, out)
+        _dispatch(level, kind, rows, w, bias, groups, x, x_stride, meta, meta_stride, meta_plane, out, out_stride, add)
 
     return int(product.address or 0)
 
 
 @intrinsic
-def multiply(typingctx, function, kind, rows, w, groups, x, x_stride, meta, meta_stride, meta_plane, out):  # type: ignore[no-untyped-def]
-    """out [rows, 16] fp32 = the tile at `w` times `rows` (one of ROW_COUNTS) rows, by the product at an address.
+def multiply(
+    typingctx, function, kind, rows, w, bias, groups, x, x_stride, meta, meta_stride, meta_plane, out, out_stride, add
+):
+    """out [rows, 16] fp32 (`out_stride` bytes apart) = or, with `add`, += tile at `w` times `rows` <= 8 rows + bias.
+
+    `function` is the product's address; `bias` that of 16 floats, or 0.
 
     x: int8 rows (fp32 for format F32), `x_stride` bytes apart. meta: per row (`meta_stride` bytes apart) and group the
     fp32 scale; one `meta_plane` on, the int32 excess of 128-biased bytes; two on, the fp32 sum of the inputs.
     """
 
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [I64] * 10)
+        kind = ir.FunctionType(ir.VoidType(), [I64] * 13)
         b.call(b.inttoptr(args[0], kind.as_pointer()), args[1:])
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 11), codegen
+    return types.void(*[types.int64] * 14), codegen

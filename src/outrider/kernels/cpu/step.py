@@ -6,12 +6,13 @@ what changes no bit: every output is one chain of operations in one order.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 from numba import njit, typeof, types
 
-from outrider.kernels.cpu import formats
+from outrider.kernels.cpu import formats, vectors
 from outrider.kernels.cpu.attention import attend_split, attend_whole, place_heads
 from outrider.kernels.cpu.layout import (
     CACHE,
@@ -29,7 +30,16 @@ from outrider.kernels.cpu.layout import (
     WO,
     WQ,
 )
-from outrider.kernels.cpu.machine import SOURCES, compiled, f32, i32, i64, meet, share, u8
+from outrider.kernels.cpu.machine import (
+    SOURCES,
+    compiled,
+    f32,
+    i32,
+    i64,
+    meet,
+    share,
+    u8,
+)
 from outrider.kernels.cpu.product import MAX_ROWS, multiply
 from outrider.kernels.cpu.rows import activate, layer_norm, quantise_row, rms_norm
 
@@ -38,13 +48,13 @@ STORE, ADD = 0, 1
 
 
 @compiled
-def half_at(address, lane):  # type: ignore[no-untyped-def]
+def half_at(address, lane):
     """The fp16 number `lane` at an address."""
     return half_value(np.int32(u8(address)[2 * lane]) | (np.int32(u8(address)[2 * lane + 1]) << np.int32(8)))
 
 
 @compiled
-def half_value(bits):  # type: ignore[no-untyped-def]
+def half_value(bits):
     """A float32 from the bits of a finite fp16."""
     exponent, fraction = (bits >> 10) & 31, bits & 1023
     if exponent == 0:
@@ -55,7 +65,7 @@ def half_value(bits):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def channel_scale(kind, block, head, lane):  # type: ignore[no-untyped-def]
+def channel_scale(kind, block, head, lane):
     """Scale and minimum of one channel in one group."""
     zero = np.float32(0)
     if kind == formats.Q4_F16:
@@ -71,7 +81,7 @@ def channel_scale(kind, block, head, lane):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def expand_channel(matrix, channel, out):  # type: ignore[no-untyped-def]
+def expand_channel(matrix, channel, out):
     """One row of a packed matrix as fp32 [groups * 32]."""
     tile, lane, target = matrix.data + channel // 16 * matrix.tile_bytes, channel % 16, f32(out)
     for g in range(matrix.groups):
@@ -96,7 +106,7 @@ def expand_channel(matrix, channel, out):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def normalise(m, source, weight, bias, out):  # type: ignore[no-untyped-def]
+def normalise(m, source, weight, bias, out):
     if m.layer_norm:
         layer_norm(source, m.hidden, weight, bias, m.eps, out)
     else:
@@ -104,7 +114,7 @@ def normalise(m, source, weight, bias, out):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def prepare(m, s, weight, bias, source, stride, index, rows, groups, member, members):  # type: ignore[no-untyped-def]
+def prepare(m, s, weight, bias, source, stride, index, rows, groups, member, members):
     """Norm (where `weight` is given) and quantise `rows` rows for the next product; gives the first prepared row.
 
     Few rows: each thread its own copy. Many: each thread its share, then they meet.
@@ -127,45 +137,33 @@ def prepare(m, s, weight, bias, source, stride, index, rows, groups, member, mem
 
 
 @compiled
-def multiply_tile(matrix, tile, s, base, floats, stride, rows, out):  # type: ignore[no-untyped-def]
-    """out [8, 16] = tile number `tile` times `rows` <= 8 prepared rows from `base` on; the bias is added."""
+def multiply_tile(matrix, tile, s, base, floats, stride, rows, out, out_stride, add):
+    """out = or += tile number `tile` times `rows` <= 8 prepared rows from `base` on, and the bias."""
     w = matrix.data + tile * matrix.tile_bytes
-    meta = s.meta + base * s.meta_stride
+    bias = matrix.bias + tile * 64 if matrix.bias != 0 else 0
+    meta, meta_stride, plane = s.meta + base * s.meta_stride, s.meta_stride, s.meta_plane
     x, x_stride = s.q + base * s.q_stride, s.q_stride
     if matrix.kind == formats.F32:
         x, x_stride = floats, stride
-    count = 8 if rows == 7 else rows
-    multiply(s.product, matrix.kind, count, w, matrix.groups, x, x_stride, meta, s.meta_stride, s.meta_plane, out)
-    if matrix.bias != 0:
-        y, bias = f32(out), f32(matrix.bias + tile * 64)
-        for r in range(rows):
-            for c in range(16):
-                y[r * 16 + c] += bias[c]
+    multiply(
+        *(s.product, matrix.kind, rows, w, bias, matrix.groups, x, x_stride),
+        *(meta, meta_stride, plane, out, out_stride, add),
+    )
 
 
 @compiled
-def project(matrix, s, base, floats, stride, rows, target, target_stride, action, member, members):  # type: ignore[no-untyped-def]
+def project(matrix, s, base, floats, stride, rows, target, target_stride, add, member, members):
     """target[r] = (or +=) matrix times prepared row r, for this thread's tiles."""
-    out = s.tile + member * 2048
-    y = f32(out)
     first, last = share(matrix.tiles, member, members)
     for span in range(0, rows, _SPAN):
         for tile in range(first, last):
             for r in range(span, min(span + _SPAN, rows), MAX_ROWS):
-                n = min(MAX_ROWS, rows - r)
-                multiply_tile(matrix, tile, s, base + r, floats + r * stride, stride, n, out)
-                for i in range(n):
-                    z = f32(target + (r + i) * target_stride + tile * 64)
-                    if action == ADD:
-                        for c in range(16):
-                            z[c] += y[i * 16 + c]
-                    else:
-                        for c in range(16):
-                            z[c] = y[i * 16 + c]
+                n, out = min(MAX_ROWS, rows - r), target + r * target_stride + tile * 64
+                multiply_tile(matrix, tile, s, base + r, floats + r * stride, stride, n, out, target_stride, add)
 
 
 @compiled
-def project_gated(gate, up, m, s, base, floats, stride, rows, member, members):  # type: ignore[no-untyped-def]
+def project_gated(gate, up, m, s, base, floats, stride, rows, member, members):
     """hidden[r] = act(gate) * up, or act(up) where the model has no gate."""
     out, other = s.tile + member * 2048, s.tile + member * 2048 + 512
     y, u = f32(out), f32(other)
@@ -175,20 +173,18 @@ def project_gated(gate, up, m, s, base, floats, stride, rows, member, members): 
             for r in range(span, min(span + _SPAN, rows), MAX_ROWS):
                 n = min(MAX_ROWS, rows - r)
                 x = floats + r * stride
-                multiply_tile(gate if m.gated else up, tile, s, base + r, x, stride, n, out)
+                multiply_tile(gate if m.gated else up, tile, s, base + r, x, stride, n, out, 64, 0)
                 activate(m.activation, out, n * 16)
                 if m.gated:
-                    multiply_tile(up, tile, s, base + r, x, stride, n, other)
+                    multiply_tile(up, tile, s, base + r, x, stride, n, other, 64, 0)
                     for i in range(n * 16):
                         y[i] *= u[i]
                 for i in range(n):
-                    z = f32(s.hidden + (r + i) * s.hidden_stride + tile * 64)
-                    for c in range(16):
-                        z[c] = y[i * 16 + c]
+                    vectors.copy(out + i * 64, s.hidden + (r + i) * s.hidden_stride + tile * 64)
 
 
 @compiled
-def embed_rows(m, s, matrix, member, members):  # type: ignore[no-untyped-def]
+def embed_rows(m, s, matrix, member, members):
     """x = the tokens' embeddings, plus learned positions where the model has them."""
     first, last = share(s.rows, member, members)
     for r in range(first, last):
@@ -203,7 +199,7 @@ def embed_rows(m, s, matrix, member, members):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def run_layer(m, s, layer, matrices, cache, number, member, members):  # type: ignore[no-untyped-def]
+def run_layer(m, s, layer, matrices, cache, number, member, members):
     rows = s.rows
     base = prepare(
         m, s, layer.attn_norm, layer.attn_norm_bias, s.x, s.x_stride, 0, rows, matrices[WQ].groups, member, members
@@ -238,7 +234,7 @@ def run_layer(m, s, layer, matrices, cache, number, member, members):  # type: i
 
 
 @compiled
-def copy_features(m, s, tap, member, members):  # type: ignore[no-untyped-def]
+def copy_features(m, s, tap, member, members):
     """features[tap] = x."""
     first, last = share(s.rows, member, members)
     for r in range(first, last):
@@ -248,13 +244,13 @@ def copy_features(m, s, tap, member, members):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def read_out(m, s, matrix, member, members):  # type: ignore[no-untyped-def]
+def read_out(m, s, matrix, member, members):
     """Best token (lowest id of the best; NaN counts as best) of every logit row, and the logits where wanted."""
     rows, out = s.wanted, s.tile + member * 2048
     base = prepare(
         m, s, m.final_norm, m.final_norm_bias, s.x, s.x_stride, s.logit_rows, rows, matrix.groups, member, members
     )
-    y, lead, found = f32(out), f32(s.lead + member * rows * 4), i64(s.best + member * rows * 8)
+    lead, found = f32(s.lead + member * rows * 4), i64(s.best + member * rows * 8)
     for r in range(rows):
         lead[r] = np.float32(-np.inf)
         found[r] = matrix.n
@@ -263,31 +259,40 @@ def read_out(m, s, matrix, member, members):  # type: ignore[no-untyped-def]
         for tile in range(first, last):
             for r in range(span, min(span + _SPAN, rows), MAX_ROWS):
                 n, x = min(MAX_ROWS, rows - r), s.normed + (base + r) * s.x_stride
-                multiply_tile(matrix, tile, s, base + r, x, s.x_stride, n, out)
+                multiply_tile(matrix, tile, s, base + r, x, s.x_stride, n, out, 64, 0)
                 channels = min(16, matrix.n - tile * 16)
                 for i in range(n):
                     if s.logits != 0:
-                        z = f32(s.logits + ((r + i) * matrix.n + tile * 16) * 4)
+                        y, z = f32(out + i * 64), f32(s.logits + ((r + i) * matrix.n + tile * 16) * 4)
                         for c in range(channels):
-                            z[c] = y[i * 16 + c]
-                    for c in range(channels):
-                        value = y[i * 16 + c]
-                        if value > lead[r + i] or (value != value and lead[r + i] == lead[r + i]):
-                            lead[r + i] = value
-                            found[r + i] = tile * 16 + c
+                            z[c] = y[c]
+                    update_best(out + i * 64, channels, tile * 16, lead, found, r + i)
     meet(s.sync, members)
     if member == 0:
         settle(s, rows, matrix.n, members)
 
 
 @compiled
-def settle(s, rows, vocabulary, members):  # type: ignore[no-untyped-def]
+def update_best(values, channels, first, lead, found, row):
+    """Keep the better of a row's best so far and 16 new values (fewer at the vocabulary's end)."""
+    top = vectors.highest(values, 16)
+    if channels == 16 and top <= lead[row] and not vectors.odd(values):
+        return
+    y = f32(values)
+    for c in range(channels):
+        if y[c] > lead[row] or (math.isnan(y[c]) and not math.isnan(lead[row])):
+            lead[row] = y[c]
+            found[row] = first + c
+
+
+@compiled
+def settle(s, rows, vocabulary, members):
     """Choose among the threads' best tokens; threads hold ascending ranges of the vocabulary."""
     for r in range(rows):
         top, winner = f32(s.lead)[r], i64(s.best)[r]
         for t in range(1, members):
             value = f32(s.lead)[t * rows + r]
-            if value > top or (value != value and top == top):
+            if value > top or (math.isnan(value) and not math.isnan(top)):
                 top, winner = value, i64(s.best)[t * rows + r]
         i64(s.best)[r] = winner if winner < vocabulary else 0
 
@@ -296,7 +301,7 @@ def _cached_step(sources: int) -> Any:
     """The entry point, cached on disk under the digest of all kernel sources."""
 
     @njit(nogil=True, error_model="numpy", cache=True)
-    def run_step(model, layers, matrices, caches, step, first, last, member, members):  # type: ignore[no-untyped-def]
+    def run_step(model, layers, matrices, caches, step, first, last, member, members):
         if sources != 0:
             run_layers(model[0], layers, matrices, caches, step[0], first, last, member, members)
 
@@ -304,7 +309,7 @@ def _cached_step(sources: int) -> Any:
 
 
 @compiled
-def run_layers(m, layers, matrices, caches, s, first, last, member, members):  # type: ignore[no-untyped-def]
+def run_layers(m, layers, matrices, caches, s, first, last, member, members):
     if first == 0:
         embed_rows(m, s, matrices[m.num_layers, EMBED], member, members)
     for number in range(first, last):

@@ -15,6 +15,7 @@ from outrider.kernels.cpu.emit import (
     FLOAT,
     I8,
     I16,
+    I32,
     I64,
     LANES_F32,
     LANES_I32,
@@ -33,6 +34,8 @@ from outrider.kernels.cpu.machine import compiled, intrinsic
 
 FLOAT32, BFLOAT16, INT8 = range(3)
 ITEM_BYTES = (4, 2, 1)
+WHOLE = (64, 128)  # row sizes with kernels of their own
+MAX_QUERIES = 4  # queries that share a pass over values
 
 
 def _load_lanes(b: Any, kind: int, row: Any, index: Any) -> Any:
@@ -91,7 +94,65 @@ def _emit_highest(b: Any, args: Any) -> None:
     b.ret(fold(b, loop(b, count, [lowest], body, 16)[0], larger))
 
 
-def _emit_scores(kind: int, b: Any, args: Any) -> None:
+def _load_row(b: Any, kind: int, row: Any, start: Any, width: int) -> list[Any]:
+    """`width` vectors of a row. bf16 rows of a WHOLE size come as even and odd values of every 32: two cheap steps."""
+    if kind != BFLOAT16 or width == 1:
+        return [_load_lanes(b, kind, row, b.add(start, number(16 * w))) for w in range(width)]
+    values = []
+    for w in range(0, width, 2):
+        pairs = load(b, b.add(row, b.mul(b.add(start, number(16 * w)), number(2))), LANES_I32)
+        values.append(b.bitcast(b.shl(pairs, constant(LANES_I32, 16)), LANES_F32))
+        values.append(b.bitcast(b.and_(pairs, constant(LANES_I32, 0xFFFF0000)), LANES_F32))
+    return values
+
+
+def _fold_rows(b: Any, rows: list[Any]) -> Any:
+    """The sums of 16 vectors as one vector; each sum in the order of `fold`: halves, quarters, eighths, pairs."""
+    width = 8
+    while len(rows) > 1:
+        rows = [_fold_pair(b, x, y, width) for x, y in zip(rows[0::2], rows[1::2], strict=True)]
+        width //= 2
+    return rows[0]
+
+
+def _fold_pair(b: Any, x: Any, y: Any, width: int) -> Any:
+    """Add the lower and upper half of every block of 2 * width lanes; x's blocks, then y's."""
+    starts = range(0, 16, 2 * width)
+    low = [offset + s + i for offset in (0, 16) for s in starts for i in range(width)]
+    indices = [ir.Constant(vector(I32, 16), [lane + half for lane in low]) for half in (0, width)]
+    return b.fadd(b.shuffle_vector(x, y, indices[0]), b.shuffle_vector(x, y, indices[1]))
+
+
+def _emit_scores(kind: int, dim: int, b: Any, args: Any) -> None:
+    """16 entries at a time; `dim` values per row."""
+    q, base, scales, entries, count, out = args
+    width = dim // 16
+    query = [load(b, q, LANES_F32, 64 * w) for w in range(width)]
+
+    def body(i: Any, state: list[Any]) -> list[Any]:
+        sums, factors = [], constant(LANES_F32, 0.0)
+        for e in range(16):
+            entry = load(b, b.add(entries, b.mul(i, number(8))), I64, 8 * e)
+            row = _row_at(b, kind, base, entry, number(dim))
+            values = _load_row(b, kind, row, number(0), width)
+            total = b.fmul(query[0], values[0])
+            for x, y in zip(query[1:], values[1:], strict=True):
+                total = b.fadd(total, b.fmul(x, y))
+            sums.append(total)
+            if kind == INT8:
+                factors = b.insert_element(factors, _row_scale(b, scales, entry), ir.Constant(I32, e))
+        result = _fold_rows(b, sums)
+        if kind == INT8:
+            result = b.fmul(result, factors)
+        store(b, result, b.add(out, b.mul(i, number(4))))
+        return []
+
+    loop(b, count, [], body, 16)
+    b.ret_void()
+
+
+def _emit_scores_any(kind: int, b: Any, args: Any) -> None:
+    """Rows of any multiple of 16 values, one entry at a time."""
     q, base, scales, entries, count, dim, out = args
 
     def body(i: Any, state: list[Any]) -> list[Any]:
@@ -112,22 +173,26 @@ def _emit_scores(kind: int, b: Any, args: Any) -> None:
     b.ret_void()
 
 
-def _emit_mix(kind: int, width: int, b: Any, args: Any) -> None:
-    p, base, scales, entries, count, dim, start, out = args
+def _emit_mix(kind: int, width: int, queries: int, b: Any, args: Any) -> None:
+    """`width` vectors of values for `queries` rows of weights, from value `start` on."""
+    p, p_stride, base, scales, entries, count, dim, start, out, out_stride = args
 
     def body(i: Any, state: list[Any]) -> list[Any]:
         entry = load(b, b.add(entries, b.mul(i, number(8))), I64)
-        row = _row_at(b, kind, base, entry, dim)
-        weight = load(b, b.add(p, b.mul(i, number(4))), FLOAT)
-        if kind == INT8:
-            weight = b.fmul(weight, _row_scale(b, scales, entry))
-        lanes = splat(b, weight)
-        values = [_load_lanes(b, kind, row, b.add(start, number(16 * w))) for w in range(width)]
-        return [b.fadd(total, b.fmul(lanes, value)) for total, value in zip(state, values, strict=True)]
+        values = _load_row(b, kind, _row_at(b, kind, base, entry, dim), start, width)
+        scale = _row_scale(b, scales, entry) if kind == INT8 else None
+        sums = []
+        for j in range(queries):
+            weight = load(b, b.add(b.add(p, b.mul(p_stride, number(j))), b.mul(i, number(4))), FLOAT)
+            lanes = splat(b, weight if scale is None else b.fmul(weight, scale))
+            sums += [b.fadd(state[j * width + w], b.fmul(lanes, values[w])) for w in range(width)]
+        return sums
 
-    target = b.add(out, b.mul(start, number(4)))
-    for w, total in enumerate(loop(b, count, [ZEROS] * width, body)):
-        store(b, total, target, 64 * w)
+    totals = loop(b, count, [ZEROS] * (width * queries), body)
+    for j in range(queries):
+        target = b.add(b.add(out, b.mul(out_stride, number(j))), b.mul(start, number(4)))
+        for w in range(width):
+            store(b, totals[j * width + w], target, 64 * w)
     b.ret_void()
 
 
@@ -170,63 +235,121 @@ def _highest(typingctx: Any, x: Any, count: Any) -> Any:
 
 
 @intrinsic
-def _scores(
-    typingctx: Any, kind: Any, q: Any, base: Any, scales: Any, entries: Any, count: Any, dim: Any, out: Any
-) -> Any:
-    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        def function(k: int) -> Any:
-            name = f"outrider_scores_{k}"
-            return define(b.module, name, ir.VoidType(), 7, lambda inner, a: _emit_scores(k, inner, a))
+def _odd(typingctx: Any, x: Any) -> Any:
+    """Whether one of 16 floats is NaN."""
 
-        return _switch(b, context, args[0], {k: function(k) for k in range(3)}, args[1:])
+    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        values = load(b, args[0], LANES_F32)
+        mask = b.bitcast(b.fcmp_unordered("uno", values, values), I16)
+        return b.icmp_unsigned("!=", mask, ir.Constant(I16, 0))
+
+    return types.boolean(types.int64), codegen
+
+
+@intrinsic
+def _copy(typingctx: Any, source: Any, target: Any) -> Any:
+    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        store(b, load(b, args[0], LANES_F32), args[1])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+def _void(b: Any, name: str, arguments: int, emit: Any, *fixed: int) -> Any:
+    """The machine function of one case of a kernel."""
+    full = "_".join([name, *map(str, fixed)])
+    return define(b.module, full, ir.VoidType(), arguments, lambda inner, args: emit(*fixed, inner, args))
+
+
+@intrinsic
+def _scores(typingctx, case, q, base, scales, entries, count, out):
+    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        kinds = [(kind, dim) for kind in range(3) for dim in WHOLE]
+        cases = {4 * d + k: _void(b, "outrider_scores", 6, _emit_scores, k, d) for k, d in kinds}
+        return _switch(b, context, args[0], cases, args[1:])
+
+    return types.void(*[types.int64] * 7), codegen
+
+
+@intrinsic
+def _scores_any(typingctx, kind, q, base, scales, entries, count, dim, out):
+    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        cases = {k: _void(b, "outrider_scores_any", 7, _emit_scores_any, k) for k in range(3)}
+        return _switch(b, context, args[0], cases, args[1:])
 
     return types.void(*[types.int64] * 8), codegen
 
 
 @intrinsic
-def _mix(typingctx, number_, p, base, scales, entries, count, dim, start, out):  # type: ignore[no-untyped-def]
+def _mix(typingctx, case, p, p_stride, base, scales, entries, count, dim, start, out, out_stride):
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        def function(k: int, w: int) -> Any:
-            name = f"outrider_mix_{k}_{w}"
-            return define(b.module, name, ir.VoidType(), 8, lambda inner, a: _emit_mix(k, w, inner, a))
-
-        cases = {8 * k + w: function(k, w) for k in range(3) for w in (1, 4)}
+        kinds = [(k, w, j) for k in range(3) for w in (1, 4) for j in range(1, MAX_QUERIES + 1 if w == 4 else 2)]
+        cases = {64 * k + 8 * w + j: _void(b, "outrider_mix", 10, _emit_mix, k, w, j) for k, w, j in kinds}
         return _switch(b, context, args[0], cases, args[1:])
 
-    return types.void(*[types.int64] * 9), codegen
+    return types.void(*[types.int64] * 11), codegen
 
 
 @compiled
-def dot(x, y, count):  # type: ignore[no-untyped-def]
+def dot(x, y, count):
     """Sum of x[i] * y[i]; `count` is rounded up to 16, so what follows the vectors must be zero."""
     return _dot(x, y, count)
 
 
 @compiled
-def total(x, count):  # type: ignore[no-untyped-def]
+def total(x, count):
     """Sum of x, rounded up to 16 values like dot."""
     return _total(x, count)
 
 
 @compiled
-def highest(x, count):  # type: ignore[no-untyped-def]
+def highest(x, count):
     """Largest of x, rounded up to 16 values; NaN is passed over."""
     return _highest(x, count)
 
 
 @compiled
-def scores(kind, q, base, scales, entries, count, dim, out):  # type: ignore[no-untyped-def]
-    """out[i] = q . row(entries[i]) for i < count."""
-    _scores(kind, q, base, scales, entries, count, dim, out)
+def odd(x):
+    """Whether one of 16 values is NaN."""
+    return _odd(x)
 
 
 @compiled
-def mix(kind, p, base, scales, entries, count, dim, out):  # type: ignore[no-untyped-def]
-    """out[d] = sum over i < count, ascending, of p[i] * row(entries[i])[d]."""
-    start = 0
-    while start + 64 <= dim:
-        _mix(8 * kind + 4, p, base, scales, entries, count, dim, start, out)
-        start += 64
-    while start < dim:
-        _mix(8 * kind + 1, p, base, scales, entries, count, dim, start, out)
-        start += 16
+def copy(source, target):
+    """Copy 16 floats."""
+    _copy(source, target)
+
+
+@compiled
+def is_whole(dim):
+    """Whether rows of this size have kernels of their own."""
+    return dim == WHOLE[0] or dim == WHOLE[1]
+
+
+@compiled
+def is_parted(kind, dim):
+    """Whether queries and results keep every 32 values as 16 even, then 16 odd ones."""
+    return kind == BFLOAT16 and is_whole(dim)
+
+
+@compiled
+def scores(kind, q, base, scales, entries, count, dim, out):
+    """out[i] = q . row(entries[i]) for i < count rounded up to 16 (so many entries must be readable)."""
+    if is_whole(dim):
+        _scores(4 * dim + kind, q, base, scales, entries, count, out)
+    else:
+        _scores_any(kind, q, base, scales, entries, count, dim, out)
+
+
+@compiled
+def mix(kind, queries, p, p_stride, base, scales, entries, count, dim, out, out_stride):
+    """out[j, d] = sum over i < count, ascending, of p[j, i] * row(entries[i])[d] for j < queries <= MAX_QUERIES."""
+    if is_whole(dim):
+        for start in range(0, dim, 64):
+            case = 64 * kind + 32 + queries
+            _mix(case, p, p_stride, base, scales, entries, count, dim, start, out, out_stride)
+        return
+    for j in range(queries):
+        for start in range(0, dim, 16):
+            pj, oj = p + j * p_stride, out + j * out_stride
+            _mix(64 * kind + 9, pj, p_stride, base, scales, entries, count, dim, start, oj, out_stride)

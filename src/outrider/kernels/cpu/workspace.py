@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from outrider.kernels.cpu.layout import BLOCK, CHUNK, PRIVATE, SPLIT, STEP
 from outrider.kernels.cpu.product import MAX_ROWS
+from outrider.kernels.cpu.vectors import MAX_QUERIES
 
 _LINE = 64
 
@@ -55,11 +56,11 @@ class Workspace:
         sizes = self._sizes
         self._take("sync", 128)
         self._take("tile", self._members * 2048)
-        self._take("entries", self._members * CHUNK * 8)
-        self._take("chunk", self._members * CHUNK * 4)
+        self._take("entries", self._members * (CHUNK + 16) * 8)
+        self._take("chunk", self._members * MAX_QUERIES * CHUNK * 4)
         stride = _LINE + padded(sizes["head_pad"] * 4, _LINE)
         self.step["state_stride"] = stride
-        self._take("state", self._members * (BLOCK * sizes["shared"] + 1) * stride)
+        self._take("state", self._members * (BLOCK + 1) * sizes["shared"] * stride)
 
     def _grow_rows(self) -> None:
         sizes = self._sizes

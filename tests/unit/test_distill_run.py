@@ -17,6 +17,7 @@ from outrider.distill.measure import measure
 from outrider.distill.pipeline import Result, Run
 from outrider.distill.shards import Answers
 from outrider.errors import CapacityError, ChecksumError, ConfigError, ModelError
+from outrider.models import eagle3_files
 from outrider.models.eagle3_files import load_head
 
 
@@ -108,6 +109,22 @@ def test_a_damaged_shard_is_named(tmp_path: Path) -> None:
     shard.unlink()
     run.answer()
     assert len(Answers(run.out / "answers").entries) == 18
+
+
+def test_a_full_disk_at_export_keeps_the_old_head(
+    finished: tuple[Run, Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = finished
+    before = weights_of(run)
+
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(eagle3_files, "save_file", full)
+    with pytest.raises(CapacityError, match="no space left for generalist"):
+        run.train()
+    after = weights_of(run)
+    assert all(torch.equal(after[name], before[name]) for name in before)
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left"), "safetensors"])

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from outrider.distill.batches import Scale
-from outrider.distill.files import replacing
+from outrider.distill.files import full_disk_told, replacing
 from outrider.distill.initial import fold_scale
 from outrider.errors import ModelError
 from outrider.models.eagle3 import Eagle3Head
@@ -24,10 +24,8 @@ def export_head(head: Eagle3Head, scale: Scale, folder: Path, target: DecoderSpe
     final = copy.deepcopy(head).cpu().eval()
     fold_scale(final, scale)
     final = final.to(torch.bfloat16)
-    with replacing(folder / "export.json") as partial:  # tells of a full disk before the old head is touched
-        partial.write_bytes(bytes(size_of(final)))
-    (folder / "export.json").unlink()
-    save_head(final, folder)
+    with full_disk_told(folder):
+        save_head(final, folder)
     again = load_head(folder, target)
     stored, read = final.state_dict(), again.state_dict()
     if any(not torch.equal(stored[name].float(), read[name].float()) for name in stored):

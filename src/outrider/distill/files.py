@@ -29,16 +29,24 @@ def replacing(path: Path) -> Iterator[Path]:
     partial = path.with_name(path.name + ".partial")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        yield partial
-        _sync(partial)
-        os.replace(partial, path)
+        with full_disk_told(path):
+            yield partial
+            _sync(partial)
+            os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def full_disk_told(path: Path) -> Iterator[None]:
+    """Turn a full disk, while `path` is written, into a CapacityError that says what to do."""
+    try:
+        yield
     except (OSError, SafetensorError) as error:
         if _is_full(error):
             message = f"{path.parent} has no space left for {path.name}; free some and run the same command again"
             raise CapacityError(message) from None
         raise
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:

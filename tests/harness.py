@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from outrider.config import EngineConfig
 from outrider.drafters.base import Context, Drafter, NoDrafter, Observation
 from outrider.engine.engine import Engine
+from outrider.engine.pipelined import PipelinedEngine
 from outrider.memory.kv import KVMemory
 from outrider.sampling.sampler import Sampler
 from outrider.sampling.stopper import Stopper
 from outrider.sequence import Sequence as Sample
+from outrider.speculation.pools import FlowControl
 from outrider.speculation.timing import StepTiming
 from outrider.types import Delta, Draft, Request, SamplingParams
 from scripted import Script, ScriptedDecoder
@@ -56,12 +58,14 @@ class Harness:
         vocab_size: int = 50,
         taps: tuple[int, ...] = (),
         speculator: object | None = None,
+        flow: FlowControl | None = None,
         **config: object,
     ) -> None:
         self.decoder = ScriptedDecoder(script, vocab_size=vocab_size, taps=taps)
         self.memory = KVMemory(self.decoder.new_cache(pages, page_size), bool(config.get("prefix_caching", True)))
         self.speculator = speculator or OneDrafter(drafter, depth)
-        self.engine = Engine(self.decoder, self.memory, self.speculator, EngineConfig(page_size=page_size, **config))
+        parts = (self.decoder, self.memory, self.speculator, EngineConfig(page_size=page_size, **config))
+        self.engine = Engine(*parts) if flow is None else PipelinedEngine(*parts, flow)
         self.vocab_size, self.eos = vocab_size, tuple(eos)
         self.deltas: list[Delta] = []
         self._ids = itertools.count()

@@ -44,6 +44,7 @@ class SpeculativeConfig:
     vote: Literal["hedge", "majority", "none"] = "none"  # how several drafters agree on one draft
     length: Literal["fixed", "trend", "goodput"] = "fixed"  # how the draft length adapts
     pipeline: bool = False  # draft for some requests while the target verifies others
+    flow: Literal["published", "little"] = "published"  # when the pipeline's drafting pauses
     vote_options: Any = None  # table of the vote's own settings
     length_options: Any = None  # table of the length policy's own settings
 

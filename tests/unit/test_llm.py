@@ -217,6 +217,18 @@ def test_speculation_can_be_changed_between_requests(llm: LLM) -> None:
         llm.set_speculative_config("auto")
 
 
+@pytest.mark.parametrize("flow", ["published", "little"])
+def test_the_pipelined_loop_says_the_same(llm: LLM, flow: str) -> None:
+    expected = texts(llm, GREEDY)
+    try:
+        llm.set_speculative_config({"pipeline": True, "flow": flow})
+        assert texts(llm, GREEDY) == expected
+        assert llm.core.engine.overlapped > 0
+        assert idle(llm)
+    finally:
+        llm.set_speculative_config("auto")
+
+
 def test_two_models_live_in_one_process(folder: str, llm: LLM) -> None:
     with LLM(folder, backend="reference", speculative_config=None) as other:
         assert texts(other, GREEDY) == texts(llm, GREEDY)

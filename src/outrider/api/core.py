@@ -17,7 +17,8 @@ from outrider.api.resolve import Resolved, resolve
 from outrider.api.text import TextStream
 from outrider.config import ContextConfig, EngineConfig, SpeculativeConfig, from_mapping
 from outrider.engine.engine import Engine
-from outrider.errors import ConfigError, PromptTooLongError, RequestError, UnsupportedError
+from outrider.engine.pipelined import PipelinedEngine
+from outrider.errors import CapacityError, ConfigError, PromptTooLongError, RequestError, UnsupportedError
 from outrider.memory.kv import KVMemory
 from outrider.models.build import build_decoder
 from outrider.models.load import LoadedModel, load_model
@@ -29,6 +30,7 @@ from outrider.sampling.stopper import Stopper
 from outrider.sequence import Sequence as Sample
 from outrider.speculation.build import build_speculator
 from outrider.speculation.none import NoSpeculator
+from outrider.speculation.pools import FLOWS
 from outrider.speculation.speculator import Speculator
 from outrider.types import Request, SamplingParams
 
@@ -81,7 +83,7 @@ class Core:
         self.config = replace(engine, max_model_len=self.resolved.max_model_len)
         cache = self.decoder.new_cache(self.resolved.num_pages, engine.page_size)
         self.memory = KVMemory(cache, engine.prefix_caching)
-        self.engine = Engine(self.decoder, self.memory, self._speculator(self.resolved.speculative), self.config)
+        self.engine = self._engine(self.resolved.speculative)
         self._ids = itertools.count()
         self._seeds = np.random.default_rng(engine.seed)
 
@@ -92,8 +94,22 @@ class Core:
 
     def respeculate(self, config: SpeculativeConfig | None) -> None:
         """Speculate in another way from now on; only while no request is open."""
-        self.engine.respeculate(self._speculator(config))
-        self.resolved = replace(self.resolved, speculative=config)
+        if self.engine.scheduler.busy:
+            raise CapacityError("speculation cannot be changed while requests are open; let them end first")
+        engine = self._engine(config)
+        self.engine.close()
+        self.engine, self.resolved = engine, replace(self.resolved, speculative=config)
+
+    def close(self) -> None:
+        """Stop what runs beside the engine."""
+        self.engine.close()
+
+    def _engine(self, config: SpeculativeConfig | None) -> Engine:
+        """The plain loop, or its pipelined twin."""
+        speculator = self._speculator(config)
+        if config is None or not config.pipeline:
+            return Engine(self.decoder, self.memory, speculator, self.config)
+        return PipelinedEngine(self.decoder, self.memory, speculator, self.config, FLOWS[config.flow]())
 
     def _speculator(self, config: SpeculativeConfig | None) -> Speculator | NoSpeculator:
         return build_speculator(

@@ -123,6 +123,8 @@ class LLM:
     def close(self) -> None:
         """Release the model. Streams that are open end with an error."""
         with self._lock:
+            if self._core is not None:
+                self._core.close()
             self._core = None
             self._inboxes.clear()
 

@@ -136,6 +136,7 @@ class Service:
             threading.Event().wait(0.01)
         self._inbox.put(None)
         self._thread.join()
+        self._core.close()
 
     def _accept(self, prompt: Sequence[int], params: SamplingParams, request_id: str | None, sink: Sink) -> Ticket:
         """Check a request on the caller's side and hand it to the engine thread."""

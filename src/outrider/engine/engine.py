@@ -12,7 +12,7 @@ from time import perf_counter
 from outrider.config import EngineConfig
 from outrider.drafters.base import Context, Observation
 from outrider.engine.scheduler import Scheduler
-from outrider.errors import CapacityError, OutriderError
+from outrider.errors import OutriderError
 from outrider.memory.kv import KVMemory
 from outrider.models.spec import Decoder
 from outrider.runner.runner import Forward, Runner
@@ -44,18 +44,10 @@ class Engine:
         for sequence in sequences:
             self.scheduler.add(sequence)
 
-    def respeculate(self, speculator: Speculator | NoSpeculator) -> None:
-        """Draft in another way from the next step on; only while idle, since drafters hold state per sequence."""
-        if self.scheduler.busy:
-            raise CapacityError("speculation cannot be changed while requests are open; let them end first")
-        self.speculator = speculator
-        self.scheduler.max_draft = speculator.max_depth
-
     def step(self) -> list[Delta]:
         """One turn of the loop; the news of every sequence that gained tokens or ended."""
         started = perf_counter()
-        plan = self.scheduler.plan()
-        self._forget(self.scheduler.preempted)
+        plan = self._plan()
         if not plan:
             return []
         planned = perf_counter()
@@ -89,6 +81,15 @@ class Engine:
         """Prove that memory is whole; when idle, that nothing is held."""
         self.memory.check()
         assert self.scheduler.busy or self.memory.pool.held == 0, "pages are held while idle"
+
+    def close(self) -> None:
+        """Nothing runs beside this engine."""
+
+    def _plan(self) -> Plan:
+        """Who runs in this step; drafters forget whom the plan has sent back to the queue."""
+        plan = self.scheduler.plan()
+        self._forget(self.scheduler.preempted)
+        return plan
 
     def _draft(self, plan: Plan) -> list[Draft]:
         """Drafts for the works that have a budget, empty ones for the others."""
@@ -133,6 +134,9 @@ class Engine:
             tokens = (*work.sequence.tokens[start : start + work.rows], *accepted)
             features = forward.features(index, verdict.accepted)
             observations.append(Observation(work.sequence.id, start, tokens, verdict, features))
+        self._tell(observations, timing)
+
+    def _tell(self, observations: SequenceOf[Observation], timing: StepTiming) -> None:
         self.speculator.observe(observations, timing)
 
     def _apply(self, plan: Plan, verdicts: list[Verdict]) -> list[Delta]:

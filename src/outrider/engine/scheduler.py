@@ -7,7 +7,7 @@ decoding and verification are the same operation.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
 from outrider.config import EngineConfig
@@ -50,12 +50,15 @@ class Scheduler:
         """Queue a new sequence behind the others."""
         self.waiting.append(sequence)
 
-    def plan(self) -> Plan:
-        """The next step. Running sequences keep their turn; waiting ones are admitted while nothing was preempted."""
+    def plan(self, held: Container[int] = ()) -> Plan:
+        """The next step. Running sequences keep their turn; waiting ones are admitted while nothing was preempted.
+
+        held: ids of sequences that sit this step out (the pipeline is drafting for them).
+        """
         self.preempted = []
         budget = Budget(self._config.max_num_batched_tokens, self._memory.pool.available)
         for sequence in list(self.running):
-            if budget.rows > 0 and sequence.status is Status.RUNNING:
+            if budget.rows > 0 and sequence.status is Status.RUNNING and sequence.id not in held:
                 self._continue(sequence, budget)
         if not self.preempted:
             self._admit(budget)
@@ -77,7 +80,7 @@ class Scheduler:
     def _continue(self, sequence: Sequence, budget: Budget) -> None:
         """Plan a running sequence, making room by dropping drafts first and later sequences second."""
         rows = min(sequence.remaining, budget.rows)
-        limit = self._draft_limit(sequence, budget.rows - rows)
+        limit = self.draft_limit(sequence, budget.rows - rows)
         if self._memory.missing(sequence, rows + limit) > budget.pages:
             limit = 0
         while self._memory.missing(sequence, rows) > budget.pages:
@@ -114,7 +117,7 @@ class Scheduler:
             for s in self.running
         )
 
-    def _draft_limit(self, sequence: Sequence, rows: int) -> int:
+    def draft_limit(self, sequence: Sequence, rows: int) -> int:
         """Most tokens worth drafting: only while decoding, within the request's and the model's lengths."""
         if sequence.remaining != 1 or not sequence.params.speculative:
             return 0

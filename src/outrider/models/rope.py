@@ -33,7 +33,7 @@ def rope_from_config(config: Mapping[str, Any], default_theta: float = 10000.0) 
     fields = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     if any(isinstance(value, Mapping) for value in fields.values()):
         raise ModelError("config.json: rope_parameters that differ by layer are not supported; use one set for all")
-    kind = fields.get("rope_type") or fields.get("type") or "default"
+    kind: Any = fields.get("rope_type") or fields.get("type") or "default"
     if kind not in KINDS:
         raise ModelError(f"config.json: rope type {kind!r} is not supported; supported: {', '.join(KINDS)}")
     if fields.get("partial_rotary_factor") not in (None, 1, 1.0):

@@ -151,3 +151,6 @@ class LittleFlow:
             self._draft_s, self._verify_s = draft_s, verify_s
         self._draft_s += (1 - self._memory) * (draft_s - self._draft_s)
         self._verify_s += (1 - self._memory) * (verify_s - self._verify_s)
+
+
+FLOWS: dict[str, type[PublishedFlow] | type[LittleFlow]] = {"published": PublishedFlow, "little": LittleFlow}

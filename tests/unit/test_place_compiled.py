@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from faults import LazyTransfer, ShuffledTransfer
 
+from faults import LazyTransfer, ShuffledTransfer
 from outrider.kernels.cpu.workspace import address
 from outrider.memory.place import Layout, Need, Offload, Rows
 from outrider.memory.select import Chooser, PageSelector, PageSummaries, Sticky, View, float_rows, group_layers
@@ -73,7 +73,8 @@ class Run:
         count = len(self.tokens[s])
         positions = np.arange(count, dtype=np.int32)
         batch = Batch(np.array(self.tokens[s], np.int32), positions, self.slots(s, 0, count),
-                      np.array([0, count], np.int32), np.zeros(1, np.int32), self.tables[s][None], np.array([count - 1], np.int32))  # fmt: skip
+                      np.array([0, count], np.int32),
+                      np.zeros(1, np.int32), self.tables[s][None], np.array([count - 1], np.int32))  # fmt: skip
         result = self.decoder.forward(batch, self.cache)
         self.fold(self.slots(s, 0, count), self.slots(s, 0, count))
         self.tokens[s].append(int(result.best[0]))
@@ -181,7 +182,8 @@ def test_a_budget_that_holds_everything_is_bitwise_full_attention(weights):
     outputs = []
     for selection in (None, whole):
         batch = Batch(np.array(run.tokens[0][-1:], np.int32), np.array([length], np.int32),
-                      run.slots(0, length, length + 1), np.array([0, 1], np.int32), np.array([length], np.int32), run.tables[0][None],
+                      run.slots(0, length, length + 1), np.array([0, 1], np.int32),
+                      np.array([length], np.int32), run.tables[0][None],
                       np.zeros(1, np.int32), selection=selection)  # fmt: skip
         outputs.append(decoder.forward(batch, run.cache).logits)
     assert (outputs[0] == outputs[1]).all()

@@ -48,6 +48,7 @@ class PipelinedEngine(Engine):
         self.pools: Pools[Draft] = Pools(config.max_num_seqs)
         self.overlapped = 0  # drafts that were made while the target verified something else
         self._flow = flow
+        self._there: dict[int, Draft] = {}  # drafts that this step verifies
         self._sequences: dict[int, Sequence] = {}  # of the sequences in the pools
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="outrider-drafts")
         self._sent: list[Future[None]] = []  # messages to the speculator that may not be done
@@ -64,15 +65,22 @@ class PipelinedEngine(Engine):
         self._worker.shutdown(wait=True)
 
     def _plan(self) -> Plan:
-        """Plan those whose drafts are there, and have the others drafted for meanwhile."""
+        """Plan those whose drafts are there, and have the others drafted for while the target verifies."""
         self._enter()
+        alone = len(self.scheduler.running) + len(self.scheduler.waiting) <= 1
         while True:
-            held = self._hold()
+            if alone:
+                self._quiesce()
+            self._receive()
+            held = set() if alone else self._undrafted()
             plan = self.scheduler.plan(held)
             self._forget(self.scheduler.preempted)
             if plan or not held:
+                self._there = dict(self.pools.withdraw(len(self._sequences)))
+                self.overlapped += 0 if alone else self._dispatch()
                 return plan
-            self._quiesce()  # every running sequence is being drafted for
+            self._dispatch()
+            self._quiesce()  # nobody is ready: the target has to wait for drafts
 
     def _enter(self) -> None:
         """Put sequences that decode and may be drafted for into the running pool."""
@@ -81,22 +89,25 @@ class PipelinedEngine(Engine):
                 self._sequences[sequence.id] = sequence
                 self.pools.add([sequence.id])
 
-    def _hold(self) -> set[int]:
-        """Who sits this step out; sends off whom flow control lets. One sequence alone is never held."""
-        alone = len(self.scheduler.running) + len(self.scheduler.waiting) <= 1
-        if alone:
-            self._quiesce()
+    def _receive(self) -> None:
+        """Put finished drafts into the pool."""
         while not self._made.empty():
             self.pools.deliver(*self._made.get())
-        if alone:
-            return set()
+
+    def _undrafted(self) -> set[int]:
+        """Who sits this step out: sequences that may be drafted for and have no draft yet."""
+        return {i for i in self._sequences if self.pools.place(i) in (Place.RUNNING, Place.DRAFTING)}
+
+    def _dispatch(self) -> int:
+        """Have a batch drafted for, if none is being drafted and flow control lets it; its size."""
         batch = max(1, len(self._sequences) // 2)
         drafting = any(self.pools.place(i) is Place.DRAFTING for i in self._sequences)
-        if not drafting and self.pools.level < self._flow.target(batch):
-            claimed = [self._sequences[i] for i in self.pools.claim(batch) if self._ready(i)]
-            if claimed:
-                self._send(lambda: self._make(claimed))
-        return {i for i in self._sequences if self.pools.place(i) in (Place.RUNNING, Place.DRAFTING)}
+        if drafting or self.pools.level >= self._flow.target(batch):
+            return 0
+        claimed = [self._sequences[i] for i in self.pools.claim(batch) if self._ready(i)]
+        if claimed:
+            self._send(lambda: self._make(claimed))
+        return len(claimed)
 
     def _ready(self, sequence_id: int) -> bool:
         """Whether a claimed sequence is worth drafting for now; one near its end goes on undrafted."""
@@ -120,19 +131,17 @@ class PipelinedEngine(Engine):
         for sequence, draft in zip(sequences, drafts, strict=True):
             self._made.put((sequence.id, draft))
         self._draft_s = perf_counter() - started
-        self.overlapped += len(sequences)
 
     def _draft(self, plan: Plan) -> list[Draft]:
         """The drafts that are there; whoever is in the plan without one was not held, and is drafted for inline."""
         drafts: list[Draft] = []
-        there = dict(self.pools.withdraw(len(self._sequences)))
         for work in plan.works:
-            draft = there.pop(work.sequence.id, None)
+            draft = self._there.pop(work.sequence.id, None)
             if draft is None and work.limit > 0:
                 self._quiesce()
                 draft = self.speculator.draft([context(work.sequence)], [work.limit])[0]
             drafts.append(head(draft or NO_DRAFT, work.limit))
-        for sequence_id in there:  # no rows or pages were left for them in this step
+        for sequence_id in self._there:  # no rows or pages were left for them in this step
             self.pools.resume(sequence_id)
         return drafts
 

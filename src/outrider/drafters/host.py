@@ -8,7 +8,7 @@ from typing import Protocol
 
 from outrider.errors import ConfigError
 from outrider.models.load import Tokenizer
-from outrider.models.spec import Decoder, KVCache
+from outrider.models.spec import Decoder, KVCache, Weights
 from outrider.types import Int32
 
 
@@ -52,6 +52,7 @@ class Host:
     vocab_size: int
     tokenizer: Tokenizer | None = None  # None: tokenizers are not compared
     target: Decoder | None = None
+    weights: Weights | None = None  # of the target
     max_sequences: int = 16
     max_model_len: int = 2048
     new_store: Callable[[Decoder, int], Store] = _no_store

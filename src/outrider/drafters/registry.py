@@ -23,6 +23,7 @@ from outrider.drafters.base import Drafter
 from outrider.drafters.host import Host
 from outrider.errors import ConfigError
 from outrider.models.load.catalogue import CATALOGUE
+from outrider.models.spec import DecoderSpec
 
 GROUP = "outrider.drafters"
 
@@ -31,6 +32,7 @@ BUILTIN = {
     "ngram": "outrider.drafters.ngram:NgramDrafter",
     "suffix": "outrider.drafters.suffix:SuffixDrafter",
     "model": "outrider.drafters.model:ModelDrafter",
+    "head": "outrider.drafters.head:HeadDrafter",
 }
 
 
@@ -59,6 +61,18 @@ def create_drafter(entry: Any, host: Host) -> Drafter:
     name, options = _read(entry)
     kind = find(name)
     return kind.build(from_mapping(kind.Options, options, f"drafter {name!r}"), host)
+
+
+def needed_taps(entries: Sequence[Any], target: DecoderSpec) -> tuple[int, ...]:
+    """The layers of the target whose states the drafters need, ascending: to be known before the target is built."""
+    taps: set[int] = set()
+    for entry in entries:
+        name, options = _read(entry)
+        if name == "head" and isinstance(options.get("path"), str):
+            from outrider.drafters.head import head_taps  # only who uses a head pays for importing it
+
+            taps.update(head_taps(options["path"], target))
+    return tuple(sorted(taps))
 
 
 def names() -> list[str]:

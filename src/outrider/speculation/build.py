@@ -13,7 +13,7 @@ from outrider.drafters.host import Host
 from outrider.drafters.registry import create_drafters
 from outrider.errors import ConfigError
 from outrider.models.load import Tokenizer
-from outrider.models.spec import Decoder
+from outrider.models.spec import Decoder, Weights
 from outrider.speculation.acceptance import Acceptance, Estimates, NoEstimates
 from outrider.speculation.costs import CostTable, DraftCosts
 from outrider.speculation.goodput import GoodputLength, GoodputRules
@@ -37,6 +37,7 @@ def build_speculator(
     vocab_size: int,
     tokenizer: Tokenizer | None = None,
     decoder: Decoder | None = None,
+    weights: Weights | None = None,
     max_sequences: int = 16,
     max_model_len: int = 2048,
     measure: Callable[[int], float] | None = None,
@@ -49,7 +50,7 @@ def build_speculator(
     """
     if config is None or not config.drafters:
         return NoSpeculator()
-    host = Host(vocab_size, tokenizer, decoder, max_sequences, max_model_len, new_store)
+    host = Host(vocab_size, tokenizer, decoder, weights, max_sequences, max_model_len, new_store)
     return assemble(create_drafters(config.drafters, host), config, vocab_size, measure=measure)
 
 

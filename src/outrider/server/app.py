@@ -88,7 +88,7 @@ def create_app(backend: Backend, settings: Settings | None = None) -> FastAPI:
             allow_methods=["GET", "POST"],
             allow_headers=["authorization", "content-type", "x-request-id"],
         )
-    app.add_middleware(Guard, state=state)
+    app.add_middleware(Guard, state=state, keys=state.settings.keys())
     return app
 
 

@@ -6,6 +6,7 @@ import hmac
 import json
 import logging
 import re
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 from uuid import uuid4
@@ -32,9 +33,9 @@ SECURITY = {
 class Guard:
     """Wraps the application; everything that can be refused without understanding the request is refused here."""
 
-    def __init__(self, app: ASGIApp, state: ServerState) -> None:
-        self._app, self._state = app, state
-        self._keys = state.settings.keys()
+    def __init__(self, app: ASGIApp, state: ServerState, keys: Sequence[bytes]) -> None:
+        """`keys`: accepted API keys; empty lets everybody in."""
+        self._app, self._state, self._keys = app, state, keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""

@@ -156,7 +156,7 @@ def from_environment(environment: Mapping[str, str], known: Collection[str]) -> 
         key = name[len(PREFIX) :].lower()
         if key in known:
             found[key] = value
-        elif get_close_matches(key, known, n=1, cutoff=0.85):
+        elif get_close_matches(key, known, n=1, cutoff=0.75):
             raise ConfigError.unknown(key, known, f"the environment ({name})")
     return found
 

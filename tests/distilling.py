@@ -41,6 +41,7 @@ OPTIONS = {
     "epochs": 16.0,
     "tokens_per_update": 40,
     "checkpoint_every": 20,
+    "engine_prompts": 0,
 }
 
 

@@ -74,14 +74,21 @@ def simulate(
     answers: Answers,
     entries: Sequence[Entry],
     scale: Scale,
+    eos: Sequence[int],
     depth: int = 4,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Tally]:
-    """Tallies by domain, and of "all", of greedy chains of `depth` tokens over captured answers."""
+    """Tallies by domain, and of "all", of greedy chains of `depth` tokens over captured answers.
+
+    Before the last token of an answer that was cut by its length the engine does not draft; one that ended by itself,
+    with a token of `eos`, it does not know to end.
+    """
     tallies: dict[str, Tally] = {}
     for number, entry in enumerate(entries, start=1):
         batch = make_batch(answers, [entry], scale).to(embedding.device)
-        accepted = walk(right_steps(head, batch, embedding, depth))
+        ended = int(answers.tokens(entry)[-1]) in eos
+        right = right_steps(head, batch, embedding, depth)
+        accepted = walk(right if ended else right[:, :-1])
         for name in (entry.domain, "all"):
             tallies.setdefault(name, Tally()).add(accepted)
         report(number, len(entries))

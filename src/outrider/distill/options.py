@@ -10,7 +10,7 @@ from outrider.errors import ConfigError
 Domain = Literal["all", "chat", "maths", "code"]
 
 #: Settings that may differ between a run and its resumption: they change neither the data nor the weights.
-FREE = frozenset({"checkpoint_every", "eval_prompts", "data_minutes"})
+FREE = frozenset({"checkpoint_every", "eval_prompts", "engine_prompts", "data_minutes"})
 
 #: Settings of a run's length: changed, it goes on from its checkpoint to the new end.
 LENGTH = frozenset({"epochs", "minutes"})
@@ -31,7 +31,8 @@ class DistillOptions:
     shard_prompts: int = 64  # prompts per shard; with max_tokens it bounds a shard's bytes
     data_minutes: float | None = None  # of answering, at most; None: all prompts
     holdout: int = 16  # one prompt in this many is kept for evaluation
-    eval_prompts: int = 60  # held-out prompts per domain that are evaluated
+    eval_prompts: int = 60  # held-out prompts per domain whose answers are evaluated
+    engine_prompts: int = 8  # of these, prompts per domain that are answered again in the engine with the head drafting
 
     # Shape of the head; None: a share of the target's that keeps a draft token near 5 % of its step
     vocab_size: int = 8192  # tokens that the head can draft

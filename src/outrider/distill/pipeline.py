@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -17,11 +18,12 @@ import torch
 
 from outrider.distill import acceptance
 from outrider.distill.batches import Scale
-from outrider.distill.data import read_prompts
+from outrider.distill.data import Prompt, read_prompts
 from outrider.distill.export import export_head, size_of, write_card
 from outrider.distill.files import read_json, write_json
 from outrider.distill.generate import Report, generate
 from outrider.distill.initial import new_head, unfold_scale
+from outrider.distill.measure import measure
 from outrider.distill.options import DistillOptions
 from outrider.distill.report import write_report
 from outrider.distill.shape import draft_weights, head_spec, target_weights
@@ -98,17 +100,39 @@ class Run:
         )
         plan = self._plan(answers, head.spec)
         progress = trainer.run(self._training, plan, lambda done, total, _: self.report("training", done, total))
+        scores = self._evaluate(head, teacher, answers, scale)
+        tokens = sum(entry.length - entry.prompt_length for entry in entries)
+        facts = self._facts(head, len(entries), tokens, progress.updates, perf_counter() - started)
+        self._publish(facts, scores, progress.history)
+        return Result(self.head_folder, scores, progress.history)
+
+    def _evaluate(self, head: Eagle3Head, teacher: Teacher, answers: Answers, scale: Scale) -> dict[str, Any]:
+        """Acceptance on held-out prompts: over their captured answers, and of some of them in the engine."""
         held_out = answers.held_out(self.options.eval_prompts)
         if not held_out:
             raise ConfigError("no prompt was held out for evaluation; give more prompts or lower holdout", "holdout")
-        tallies = acceptance.simulate(
-            head, teacher.embedding, answers, held_out, scale, DEPTH, lambda a, b: self.report("evaluating", a, b)
+        eos, report = self.loaded.spec.eos_token_ids, lambda done, total: self.report("evaluating", done, total)
+        tallies = acceptance.simulate(head, teacher.embedding, answers, held_out, scale, eos, DEPTH, report)
+        export_head(head, scale, self.head_folder, self.loaded.spec)
+        keys = {entry.key for entry in answers.held_out(self.options.engine_prompts)}
+        prompts = [prompt for prompt in read_prompts(self.data) if prompt.key in keys]
+        if prompts:
+            tallies["engine"] = self.measure(prompts)["all"]
+        return acceptance.summary(tallies)
+
+    def measure(self, prompts: Sequence[Prompt]) -> dict[str, acceptance.Tally]:
+        """Acceptance of the exported head while the engine answers prompts."""
+        return measure(
+            self.loaded,
+            [{"name": "head", "path": str(self.head_folder)}],
+            prompts,
+            depth=DEPTH,
+            max_tokens=self.options.max_tokens,
+            max_model_len=min(self.options.max_prompt + self.options.max_tokens, self.loaded.spec.max_positions),
+            backend=self.backend,
+            device=self.device,
+            threads=self.threads,
         )
-        scores = acceptance.summary(tallies)
-        tokens = sum(entry.length - entry.prompt_length for entry in entries)
-        facts = self._facts(head, len(entries), tokens, progress.updates, perf_counter() - started)
-        self._export(head, scale, facts, scores, progress.history)
-        return Result(self.head_folder, scores, progress.history)
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -169,9 +193,9 @@ class Run:
             "licence": "Apache-2.0 (the head); the target's licence applies to what was learned from it",
         }
 
-    def _export(self, head: Eagle3Head, scale: Scale, facts: dict, scores: dict, history: list[dict]) -> None:
+    def _publish(self, facts: dict, scores: dict, history: list[dict]) -> None:
+        """The card and the summary page."""
         title = f"{self.loaded.name}, {self.name} head"
-        export_head(head, scale, self.head_folder, self.loaded.spec)
         write_card(self.head_folder, title, facts, scores, self.options.to_dict())
         write_json(self.head_folder / "acceptance.json", scores)
         write_report(self.out / f"report-{self.name}.html", title, facts, history, scores)

@@ -31,6 +31,11 @@ class FaultyDisk(DiskTier):
         """Put an older, once valid content back: a write that was lost."""
         os.pwrite(self._fd, bytes(old), block * self.block_bytes)
 
+    def _read_fast(self, blocks, out, got):
+        """Nothing arrives at the first try while something is wrong."""
+        if not (self.delay or self.short or self.ends_early or self.read_error):
+            super()._read_fast(blocks, out, got)
+
     def _pread(self, view, offset):
         time.sleep(self.delay)
         if self.read_error:
@@ -97,6 +102,9 @@ class LazyTransfer:
         ticket = Ticket()
         self._queue.append((kind, blocks, job, ticket))
         return ticket
+
+    def submit_all(self, kind, jobs):
+        return [self.submit(kind, *job) for job in jobs]
 
     def wait(self, ticket):
         if not ticket.done:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -70,6 +70,10 @@ class Mover(Protocol):
         """Queue a job that touches `blocks` and returns the bytes it moved. Waits while the queue is full."""
         ...
 
+    def submit_all(self, kind: Kind, jobs: Sequence[tuple[Blocks, Callable[[], int]]]) -> list[Ticket]:
+        """Queue (blocks, job) pairs in order and at once, so that none runs while the others are being submitted."""
+        ...
+
     def wait(self, ticket: Ticket) -> None:
         """Return when the job has ended, counting the time as exposed; raise what it raised."""
         ...
@@ -97,15 +101,18 @@ class Transfer:
         self._thread.start()
 
     def submit(self, kind: Kind, blocks: Blocks, job: Callable[[], int]) -> Ticket:
-        ticket = Ticket()
+        return self.submit_all(kind, [(blocks, job)])[0]
+
+    def submit_all(self, kind: Kind, jobs: Sequence[tuple[Blocks, Callable[[], int]]]) -> list[Ticket]:
+        tickets = [Ticket() for _ in jobs]
         with self._change:
             if len(self._queue) >= self._depth:
                 self._wait_for_room()
             if self._closed:
                 raise TransferError("the transfer thread is closed; no KV can move any more")
-            self._queue.append((kind, blocks, job, ticket))
+            self._queue.extend((kind, *job, ticket) for job, ticket in zip(jobs, tickets, strict=True))
             self._change.notify_all()
-        return ticket
+        return tickets
 
     def wait(self, ticket: Ticket) -> None:
         if ticket.done:

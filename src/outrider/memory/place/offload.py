@@ -198,14 +198,14 @@ class Offload:
 
     def _queue(self, loads: Sequence[Loads], failed: set[int]) -> dict[int, Ticket]:
         """One job per slow layer, in layer order; layers with nothing to load have none."""
-        tickets = {}
+        layers, jobs = [], []
         for layer, buffer in self._buffers.items():
             part = loads[self._groups[layer]]
             if len(part.blocks):
                 blocks = part.blocks + self._layer_base(layer)
-                job = partial(self._load, buffer, part, blocks, failed)
-                tickets[layer] = self._mover.submit("load", blocks, job)
-        return tickets
+                layers.append(layer)
+                jobs.append((blocks, partial(self._load, buffer, part, blocks, failed)))
+        return dict(zip(layers, self._mover.submit_all("load", jobs), strict=True))
 
     def _load(self, buffer: Rows, loads: Loads, blocks: Blocks, failed: set[int]) -> int:
         """The job of one layer: what is lost costs only the sequences that wanted it."""

@@ -138,6 +138,10 @@ class ScriptedDecoder:
     def kv_bytes_per_token(self) -> int:
         return 16
 
+    def retap(self, taps: tuple[int, ...]) -> None:
+        self.spec.check_taps(taps)
+        self.taps = taps
+
     def forward(self, batch: Batch, cache: ScriptedCache) -> Result:
         self.calls += 1
         self.rows += len(batch.tokens)

@@ -16,6 +16,7 @@ import numpy as np
 from outrider.api.resolve import Resolved, resolve
 from outrider.api.text import TextStream
 from outrider.config import ContextConfig, EngineConfig, SpeculativeConfig, from_mapping
+from outrider.drafters.registry import needed_taps
 from outrider.engine.engine import Engine
 from outrider.engine.pipelined import PipelinedEngine
 from outrider.errors import CapacityError, ConfigError, PromptTooLongError, RequestError, UnsupportedError
@@ -106,6 +107,7 @@ class Core:
 
     def _engine(self, config: SpeculativeConfig | None) -> Engine:
         """The plain loop, or its pipelined twin."""
+        self.decoder.retap(needed_taps(config.drafters, self.spec) if config else ())
         speculator = self._speculator(config)
         if config is None or not config.pipeline:
             return Engine(self.decoder, self.memory, speculator, self.config)
@@ -117,6 +119,7 @@ class Core:
             vocab_size=self.spec.num_tokens or self.spec.vocab_size,
             tokenizer=self.tokenizer,
             decoder=self.decoder,
+            weights=self.loaded.weights,
             max_sequences=self.config.max_num_seqs,
             max_model_len=self.resolved.max_model_len,
             measure=partial(forward_seconds, self.decoder),

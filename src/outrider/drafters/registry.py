@@ -67,6 +67,9 @@ def needed_taps(entries: Sequence[Any], target: DecoderSpec) -> tuple[int, ...]:
     """The layers of the target whose states the drafters need, ascending: to be known before the target is built."""
     taps: set[int] = set()
     for entry in entries:
+        if hasattr(entry, "propose"):
+            taps.update(getattr(entry, "taps", ()))
+            continue
         name, options = _read(entry)
         if name == "head" and isinstance(options.get("path"), str):
             from outrider.drafters.head import head_taps  # only who uses a head pays for importing it

@@ -71,6 +71,15 @@ class CompiledDecoder:
         spec = self.spec
         return PagedKVCache(spec.num_layers, num_pages, page_size, spec.num_kv_heads, spec.head_dim, self.kv_dtype)
 
+    def retap(self, taps: tuple[int, ...]) -> None:
+        """Give the states behind other layers from the next pass on."""
+        self.spec.check_taps(taps)
+        with self._lock:
+            self._packed.layers["tap"] = -1
+            for place, layer in enumerate(taps):
+                self._packed.layers["tap"][layer] = place
+            self.taps = taps
+
     def kv_bytes_per_token(self) -> int:
         return self.spec.num_layers * entry_bytes(self.spec.num_kv_heads, self.spec.head_dim, self.kv_dtype)
 
@@ -276,9 +285,7 @@ def _check(spec: DecoderSpec, weights: Weights, dtype: str, kv_dtype: str, taps:
         raise ModelError(f"the compiled decoder does not run {spec.family} with norms after; use the reference decoder")
     if spec.num_heads % spec.num_kv_heads:
         raise ModelError(f"{spec.num_heads} heads do not share {spec.num_kv_heads} KV heads evenly")
-    for tap in taps:
-        if not 0 <= tap < spec.num_layers:
-            raise ConfigError(f"taps: layer {tap} does not exist; use 0 to {spec.num_layers - 1}", "taps")
+    spec.check_taps(taps)
 
 
 def _check_batch(batch: Batch, spec: DecoderSpec, cache: PagedKVCache) -> None:

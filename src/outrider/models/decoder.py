@@ -52,11 +52,14 @@ class ReferenceDecoder:
         check_weights(spec, weights)
         torch_dtype = _lookup("dtype", dtype, DTYPES)
         kept = torch_dtype if kv_dtype == "auto" else _lookup("kv_cache_dtype", kv_dtype, KV_DTYPES)
-        wrong = [tap for tap in taps if not 0 <= tap < spec.num_layers]
-        if wrong:
-            raise ConfigError(f"taps {wrong} are not layers of the model; use 0 to {spec.num_layers - 1}", "taps")
+        spec.check_taps(taps)
         tensors = {name: _place(weights[name].dense(), torch_dtype, device) for name in weights}
         return cls(spec, tensors, kept, tuple(taps))
+
+    def retap(self, taps: tuple[int, ...]) -> None:
+        """Give the states behind other layers from the next pass on."""
+        self.spec.check_taps(taps)
+        self.taps = taps
 
     def new_cache(self, num_pages: int, page_size: int) -> TorchCache:
         """An empty cache for this decoder, on its device."""

@@ -6,13 +6,14 @@ the reference decoder (decoder.py) and the compiled one (compiled.py) both run a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.errors import ConfigError
 from outrider.types import Batch, Float32, Result
 
 
@@ -54,6 +55,12 @@ class DecoderSpec:
     tied: bool = True  # lm_head is embed
     eos_token_ids: tuple[int, ...] = ()
     num_tokens: int | None = None  # ids that text can stand for; Result.best stays below it (None: vocab_size)
+
+    def check_taps(self, taps: Iterable[int]) -> None:
+        """Refuse taps that are not layers."""
+        wrong = [tap for tap in taps if not 0 <= tap < self.num_layers]
+        if wrong:
+            raise ConfigError(f"taps {wrong} are not layers of the model; use 0 to {self.num_layers - 1}", "taps")
 
 
 class Weight(Protocol):
@@ -120,6 +127,10 @@ class Decoder(Protocol):
     def new_cache(self, num_pages: int, page_size: int) -> KVCache: ...
 
     def kv_bytes_per_token(self) -> int: ...
+
+    def retap(self, taps: tuple[int, ...]) -> None:
+        """Give the states behind other layers from the next pass on. ConfigError where there is no such layer."""
+        ...
 
     def forward(self, batch: Batch, cache: KVCache) -> Result:
         """Write the rows' K and V and return the best tokens, logits and features that the batch asks for.

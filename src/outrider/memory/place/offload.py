@@ -92,8 +92,9 @@ class Offload:
                 changes[group].append(change.rows)
                 wants[group].append(self._locate(need, state, change.heads, change.entries, change.new_rows))
         failed: set[int] = set()
+        view = self._view(needs, changes)  # first: from the moment loads are queued, they compete for the interpreter
         tickets = self._queue([Loads.join(part) for part in wants], failed)
-        return Step(self._view(needs, changes), tickets, failed, self._mover)
+        return Step(view, tickets, failed, self._mover)
 
     def commit(self, sequence_id: int, pages: Int32, kept: Int32) -> None:
         """Keep rows `kept` (ascending offsets in the pass) as the next entries; write pages that are now full."""

@@ -1,0 +1,105 @@
+"""`outrider eval MODEL`: what reading less of a long context costs in accuracy, against the same model reading all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from outrider.cli import options as opt
+
+if TYPE_CHECKING:
+    from outrider.api.llm import LLM
+    from outrider.bench.eval import Answer
+    from outrider.bench.eval_cases import Case
+
+
+def eval_command(
+    model: Annotated[str, typer.Argument(help="Alias, folder, .gguf file or hub id.")] = "smollm2-135m",
+    suite: Annotated[str, typer.Option(help="Suites, comma separated; all: every one.")] = "key_value",
+    budgets: Annotated[str, typer.Option(help="Entries read per KV head, comma separated.")] = "512,1024",
+    lengths: Annotated[str, typer.Option(help="Tokens of context, comma separated.")] = "2048",
+    cases: Annotated[int, typer.Option(min=1, help="Cases per suite and length, at as many depths.")] = 5,
+    context_config: opt.ContextTable = None,
+    data: Annotated[str | None, typer.Option(help="Folder with the public texts; default: OUTRIDER_DATA.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the cases.")] = 0,
+    plots: Annotated[Path | None, typer.Option(help="Folder for pictures (needs matplotlib).")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the record to this file too.")] = None,
+    dtype: opt.Dtype = "auto",
+    kv_cache_dtype: opt.KvDtype = "auto",
+    threads: opt.Threads = None,
+) -> None:
+    """Score a model on long contexts at several budgets.
+
+    Example: outrider eval qwen2.5-coder-0.5b --suite needle_single,key_value --lengths 4096 --budgets 512,1024
+    """
+    from outrider.api.llm import LLM
+    from outrider.bench import record, table
+    from outrider.bench.eval import SUITES, evaluate, make_cases, summarise
+    from outrider.bench.workloads import data_folder
+
+    names = list(SUITES) if suite == "all" else _words(suite)
+    sizes, wanted = ([int(word) for word in _words(text)] for text in (lengths, budgets))
+    settings = {"mode": "sparse", **(opt.parse_table(context_config, "--context-config") if context_config else {})}
+    rows: list[dict[str, Any]] = []
+    with LLM(
+        model,
+        speculative_config=None,
+        context_config=settings,
+        max_model_len=max(sizes) + 128,
+        max_num_seqs=1,
+        dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
+        threads=threads,
+    ) as llm:
+        for name in names:
+            made = make_cases(name, data_folder(data), sizes, cases, _counter(llm), seed)
+            record.note(f"{name}: {len(made)} cases, full attention and budgets {wanted}")
+            rows += evaluate(made, _asker(llm, 4 * max(sizes)), wanted)
+        config = {**llm.describe(), "context": settings, "seed": seed}
+    means = summarise(rows)
+    table.show(
+        means, ["task", "length", "reads", "cases", "score", "points_lost", "equal", "prefix"], f"eval of {model}"
+    )
+    if plots:
+        _draw(rows, plots, max(sizes))
+    record.emit(record.new_record("eval", config, means, cases=rows), out)
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _counter(llm: LLM) -> Callable[[str], int]:
+    """Tokens of a text."""
+    return lambda text: len(llm.tokenizer.encode(text))
+
+
+def _asker(llm: LLM, everything: int) -> Callable[[Sequence[Case], int | None], list[Answer]]:
+    """Greedy answers; a budget that holds the whole context is exactly full attention."""
+    from outrider.bench.eval import Answer
+    from outrider.types import SamplingParams
+
+    def ask(cases: Sequence[Case], budget: int | None) -> list[Answer]:
+        extra = {"context_budget": everything if budget is None else budget}
+        params = [SamplingParams(temperature=0, max_tokens=case.max_tokens, extra_args=extra) for case in cases]
+        outputs = llm.generate([case.prompt for case in cases], params)
+        return [Answer(output.outputs[0].text, tuple(output.outputs[0].token_ids)) for output in outputs]
+
+    return ask
+
+
+def _draw(rows: Sequence[dict[str, Any]], folder: Path, longest: int) -> None:
+    """Accuracy against budget, and where in the context things were found."""
+    from outrider.bench.eval_plots import plot_depths, plot_lines
+
+    points = [{**row, "budget": row["budget"] or longest} for row in rows]
+    labels = ("entries read per KV head (right: all)", "accuracy")
+    plot_lines(points, "budget", "score", "task", folder / "accuracy.png", "Accuracy against budget", labels)
+    for task in dict.fromkeys(row["task"] for row in rows):
+        for reads in dict.fromkeys(row["reads"] for row in rows):
+            own = [r for r in rows if (r["task"], r["reads"]) == (task, reads) and r.get("depth") is not None]
+            if own:
+                plot_depths(own, folder / f"{task}-{reads}.png", f"{task}, {reads}")

@@ -144,9 +144,12 @@ def measure(
 
 
 def answer(llm: LLM, mode: Mode, prompts: Sequence[Prompt], concurrency: int, max_tokens: int) -> Round:
-    """Answer the prompts in one mode, `concurrency` at a time, each until max_tokens."""
+    """Answer the prompts in one mode, `concurrency` at a time; answers end where the model ends them.
+
+    Going on behind an end token would flatter speculation: what follows it mostly repeats itself.
+    """
     llm.set_speculative_config(mode.config)
-    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=max_tokens)
     messages = [[{"role": "user", "content": prompt.text}] for prompt in prompts]
     started, outputs = perf_counter(), []
     for at in range(0, len(messages), concurrency):

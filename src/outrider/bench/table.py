@@ -16,7 +16,8 @@ def show(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], title: str) 
         table.add_column(column.replace("_", " "))
     for row in rows:
         table.add_row(*(cell(row.get(column)) for column in columns))
-    Console(stderr=True).print(table)
+    console = Console(stderr=True)
+    Console(stderr=True, width=max(console.width, 140)).print(table)
 
 
 def cell(value: Any) -> str:

@@ -36,7 +36,7 @@ def exp32(x: np.float32) -> np.float32:
 
 @compiled
 def erf32(x: np.float32) -> np.float32:
-    """erf(x) within 2e-7 (Abramowitz and Stegun, 7.1.26)."""
+    """erf(x) within 5e-7 (Abramowitz and Stegun, 7.1.26)."""
     a = abs(x)
     t = _ONE / (_ONE + _P * a)
     y = _ONE - ((((_A5 * t + _A4) * t + _A3) * t + _A2) * t + _A1) * t * exp32(-a * a)

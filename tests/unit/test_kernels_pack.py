@@ -1,0 +1,108 @@
+"""Packed weights hold what was stored, bit for bit, in every format."""
+
+import numpy as np
+import pytest
+
+from outrider.kernels.cpu import formats, layout
+from outrider.kernels.cpu.machine import compiled
+from outrider.kernels.cpu.pack import Packed, pack, pack_dense, pack_groups, quantise_dense
+from outrider.kernels.cpu.step import expand_channel
+from outrider.kernels.cpu.workspace import address
+from outrider.models.spec import GroupedInts
+
+
+@compiled
+def expand_all(matrices, n, out, stride):
+    for channel in range(n):
+        expand_channel(matrices[0], channel, out + channel * stride)
+
+
+def expand(packed: Packed) -> np.ndarray:
+    """Every channel as the embedding reads it."""
+    matrix = np.zeros(1, layout.MATRIX)
+    tiles, size = packed.data.shape
+    matrix[0] = (address(packed.data), 0, tiles, packed.groups, packed.kind, size, packed.n)
+    out = np.zeros((packed.n, packed.groups * 32), np.float32)
+    expand_all(matrix, packed.n, address(out), out.strides[0])
+    return out[:, : packed.k]
+
+
+def stored(kind: int, n: int, k: int, seed: int = 0) -> GroupedInts:
+    """Random integers whose scales need exactly this format."""
+    rng = np.random.default_rng(seed)
+    groups = -(-k // 32)
+
+    def scales(dtype: type) -> np.ndarray:
+        return rng.normal(size=(n, groups)).astype(dtype).astype(np.float32)
+
+    if kind in (formats.Q8_F16, formats.Q8_F32):
+        q8 = rng.integers(-127, 128, (n, k)).astype(np.int8)
+        return GroupedInts(8, q8, scales(np.float16 if kind == formats.Q8_F16 else np.float32))
+    q4 = rng.integers(0, 16, (n, k), dtype=np.uint8)
+    if kind == formats.Q4_K:
+        factors = [np.repeat(np.abs(scales(np.float16))[:, ::8], 8, 1) for _ in range(2)]
+        counts = [rng.integers(0, 64, (n, groups)).astype(np.float32) for _ in range(2)]
+        return GroupedInts(4, q4, factors[0] * counts[0], -factors[1] * counts[1])
+    dtype = np.float16 if kind == formats.Q4_F16 else np.float32
+    return GroupedInts(4, q4, scales(dtype), scales(dtype))
+
+
+def dense(ints: GroupedInts) -> np.ndarray:
+    """The values in fp32, as GroupedInts defines them."""
+    k = ints.q.shape[1]
+    values = np.repeat(ints.scale, 32, 1)[:, :k] * ints.q.astype(np.float32)
+    return values if ints.minimum is None else values + np.repeat(ints.minimum, 32, 1)[:, :k]
+
+
+@pytest.mark.parametrize("kind", [formats.Q4_F16, formats.Q4_F32, formats.Q4_K, formats.Q8_F16, formats.Q8_F32])
+@pytest.mark.parametrize(("n", "k"), [(16, 256), (37, 512)])
+def test_stored_integers_survive_packing(kind, n, k):
+    ints = stored(kind, n, k)
+    packed = pack_groups(ints)
+    assert packed.kind == kind
+    np.testing.assert_array_equal(expand(packed), dense(ints))
+
+
+@pytest.mark.parametrize(("n", "k"), [(5, 7), (17, 72)])
+def test_sizes_that_fill_no_tile_are_padded(n, k):
+    for ints in (stored(formats.Q4_F16, n, k), stored(formats.Q8_F16, n, k)):
+        np.testing.assert_array_equal(expand(pack_groups(ints)), dense(ints))
+    values = np.random.default_rng(0).normal(size=(n, k)).astype(np.float32)
+    np.testing.assert_array_equal(expand(pack_dense(values)), values)
+
+
+def test_q4_k_costs_less_than_a_scale_per_group():
+    small, large = pack_groups(stored(formats.Q4_K, 16, 512)), pack_groups(stored(formats.Q4_F32, 16, 512))
+    assert small.data.nbytes == 16 * 512 * 4.625 / 8
+    assert large.data.nbytes == 16 * 512 * 6 / 8
+
+
+@pytest.mark.parametrize(("bits", "most"), [(8, 0.5 / 127), (4, 0.5 / 14)])
+def test_dense_weights_are_rounded_to_the_nearest_step(bits, most):
+    values = np.random.default_rng(0).normal(size=(33, 96)).astype(np.float32)
+    values[3, 5] = 50.0
+    values[4, 32:64] = 0.0
+    error = np.abs(expand(pack_groups(quantise_dense(values, bits))) - values).reshape(33, 3, 32).max(-1)
+    span = np.ptp(np.concatenate([values.reshape(33, 3, 32), np.zeros((33, 3, 1))], -1), -1)
+    assert (error <= most * span * 1.02 + 1e-6).all()
+    assert error.max() > 0
+
+
+def test_modes_keep_what_is_stored_where_it_is_small_enough():
+    class Weight:
+        shape = (16, 64)
+
+        def __init__(self, ints):
+            self.ints = ints
+
+        def dense(self):
+            return dense(self.ints)
+
+        def groups(self):
+            return self.ints
+
+    four, eight = Weight(stored(formats.Q4_F16, 16, 64)), Weight(stored(formats.Q8_F16, 16, 64))
+    assert [pack(four, mode).kind for mode in ("auto", "int8", "int4")] == [formats.Q4_F16] * 3
+    assert [pack(eight, mode).kind for mode in ("auto", "int8")] == [formats.Q8_F16] * 2
+    assert pack(eight, "int4").kind == formats.Q4_F16
+    assert pack(four, "float32").kind == formats.F32

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch.nn import functional as F
 from distilling import SPEC, TAPS, tiny_run
 from outrider.distill import acceptance
 from outrider.distill.batches import Scale, TrainBatch, make_batch, plan_epoch
+from outrider.distill.data import read_prompts
 from outrider.distill.initial import fold_scale, new_head
 from outrider.distill.losses import attention_alignment
 from outrider.distill.options import DistillOptions
@@ -22,6 +25,7 @@ from outrider.distill.unroll import unroll
 from outrider.memory.shapes import SHAPES
 from outrider.models.decoder import ReferenceDecoder
 from outrider.models.eagle3 import Eagle3Head, HeadStep
+from outrider.models.eagle3_files import load_head
 
 CPU = torch.device("cpu")
 
@@ -185,6 +189,20 @@ def test_acceptance_is_counted_as_by_a_drafter(run: Run, answers: Answers, scale
             row += wrong + 1
     assert counts == expected
     assert sum(counts) + len(counts) >= entry.rows
+
+
+def test_the_engine_accepts_what_was_simulated(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, count=12, temperature=0.0, epochs=40.0, holdout=2)
+    run.all()
+    answers, prompts = Answers(tmp_path / "answers"), {p.key: p for p in read_prompts(run.data)}
+    held_out = answers.held_out(60)
+    head, teacher = load_head(run.head_folder, SPEC), Teacher(run.loaded, range(8), CPU)
+    plain = Scale([1.0] * len(TAPS), clamp=1e9)
+    simulated = acceptance.simulate(head, teacher.embedding, answers, held_out, plain, SPEC.eos_token_ids, depth=4)
+    measured = run.measure([prompts[entry.key] for entry in held_out])
+    assert measured["all"].per_prompt == simulated["all"].per_prompt
+    assert measured["all"].positions == simulated["all"].positions
+    assert measured["all"].acceptance_length > 1.2
 
 
 def test_walk_and_tally() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
+import numpy as np
 import pytest
 
 from greedy_loop import Loop, speculator
@@ -120,9 +121,21 @@ def test_invalid_drafts_never_reach_the_target(caplog, bad):
     assert len(warnings(caplog)) == 2
 
 
-def test_a_malformed_tree_is_refused():
+@pytest.mark.parametrize(
+    "draft",
+    [
+        Draft((1, 2), parents=(1, -1)),
+        Draft((1, 2), parents=(-1,)),
+        Draft((1, -2)),
+        Draft((1, 2), confidence=(0.5,)),
+        Draft((1, 2), confidence=(0.5, float("nan"))),
+        Draft((1, 2), confidence=(0.5, 1.5)),
+        Draft((1, 2), probs=np.ones((1, 50)) / 50),
+    ],
+)
+def test_a_malformed_draft_is_refused(draft):
     drafter = OracleDrafter(SCRIPT)
-    drafter.guess = lambda context, depth: Draft((1, 2), parents=(1, -1))
+    drafter.guess = lambda context, depth: draft
     loop = Loop(speculator(drafter)).run(6)
     assert not any(loop.drafts)
     assert loop.spec.report().drafters[0].off

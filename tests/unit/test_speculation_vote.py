@@ -195,6 +195,7 @@ def test_hedge_starts_new_requests_from_the_global_prior():
         vote.observe([trial([good, bad], (1, 2, 3, 9), good, sequence_id)])
         vote.forget(sequence_id)
     assert vote.shares(99)["good"] > 0.7
+    vote.forget(99)
     assert not vote._requests
 
 

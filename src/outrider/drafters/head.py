@@ -223,7 +223,7 @@ class HeadDrafter:
             top = p.topk(min(self._width, len(p)))
             chances = dict(zip(self._ids[top.indices].tolist(), top.values.tolist(), strict=True))
             turn.tokens.append(token)
-            turn.confidence.append(float(p[self._ids == token].sum()))
+            turn.confidence.append(min(1.0, float(p[self._ids == token].sum())))
             turn.rivals.append([(rival, chance) for rival, chance in chances.items() if rival != token])
 
     def _draft(self, turn: _Turn) -> Draft:

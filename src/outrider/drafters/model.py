@@ -241,4 +241,4 @@ def _common(guessed: Iterable[int], known: Iterable[int]) -> int:
 def _probability(logits: Float32, token: int) -> float:
     """Softmax probability of one token; logits [V]."""
     shifted = np.exp(logits - logits.max())
-    return float(shifted[token] / shifted.sum())
+    return min(1.0, float(shifted[token] / shifted.sum()))

@@ -9,7 +9,7 @@ global prior, and every proposal teaches, whether or not it was submitted.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from outrider.speculation.trial import Trial
@@ -17,6 +17,7 @@ from outrider.types import Draft
 
 POSITIONS = 16  # deeper positions share the last rate
 BUCKETS = 10  # of stated confidence
+_FULL_BUCKETS = BUCKETS - 1e-9  # so that confidence 1 falls into the last one
 _GLOBAL_MEMORY = 0.998  # share of old evidence kept per observation, tables
 _REQUEST_MEMORY = 0.92  # the same, factor of a request, per round
 _PRIOR = 4.0  # weight of the priors, in observations
@@ -63,18 +64,15 @@ class NoEstimates:
 class Rate:
     """A success rate whose old evidence fades."""
 
-    __slots__ = ("hits", "tries")
+    __slots__ = ("_hits", "_tries", "value")
 
     def __init__(self, prior: float) -> None:
-        self.hits, self.tries = prior * _PRIOR, _PRIOR
-
-    @property
-    def value(self) -> float:
-        return self.hits / self.tries
+        self._hits, self._tries, self.value = prior * _PRIOR, _PRIOR, prior
 
     def count(self, hit: bool) -> None:
-        self.hits = self.hits * _GLOBAL_MEMORY + hit
-        self.tries = self.tries * _GLOBAL_MEMORY + 1.0
+        self._hits = self._hits * _GLOBAL_MEMORY + hit
+        self._tries = self._tries * _GLOBAL_MEMORY + 1.0
+        self.value = self._hits / self._tries
 
 
 @dataclass
@@ -84,11 +82,11 @@ class Tables:
     by_position: list[Rate] = field(default_factory=lambda: [Rate(0.5) for _ in range(POSITIONS)])
     by_confidence: list[Rate] = field(default_factory=lambda: [Rate((b + 0.5) / BUCKETS) for b in range(BUCKETS)])
 
-    def base(self, position: int, confidence: float | None) -> Rate:
-        """The rate that speaks for a token: of its stated confidence where there is one, else of its position."""
-        if confidence is None:
-            return self.by_position[min(position, POSITIONS - 1)]
-        return self.by_confidence[min(int(confidence * BUCKETS), BUCKETS - 1)]
+    def rates(self, count: int, stated: Sequence[float] | None) -> list[Rate]:
+        """The rates that speak for `count` tokens: of their stated confidence where there is one, else of position."""
+        if stated is not None:
+            return [self.by_confidence[int(c * _FULL_BUCKETS)] for c in stated[:count]]
+        return self.by_position[:count] + self.by_position[-1:] * (count - POSITIONS)
 
 
 class Skill:
@@ -133,14 +131,13 @@ class Acceptance:
     def calibrated(self, sequence_id: int, name: str, draft: Draft) -> Draft:
         if not draft.tokens or not draft.is_chain:
             return draft
-        tables, skill = self._tables[name], self._skill(sequence_id, name)
-        stated = draft.confidence or (None,) * len(draft)
-        believed = tuple(_clip(tables.base(i, c).value * skill.factor(i)) for i, c in enumerate(stated))
-        return replace(draft, confidence=believed)
+        rates = self._tables[name].rates(len(draft), draft.confidence)
+        believed = _scaled(rates, self._skill(sequence_id, name), 0.0)
+        return Draft(draft.tokens, None, draft.probs, draft.drafter, tuple(believed))
 
     def expected(self, sequence_id: int, name: str, depth: int) -> list[float]:
-        tables, skill = self._tables[name], self._skill(sequence_id, name)
-        return [_clip(tables.base(i, None).value * skill.factor(i, _OPTIMISM)) for i in range(depth)]
+        rates = self._tables[name].rates(depth, None)
+        return _scaled(rates, self._skill(sequence_id, name), _OPTIMISM)
 
     def learn(self, trials: Sequence[Trial]) -> None:
         for trial in trials:
@@ -157,13 +154,15 @@ class Acceptance:
         skill.fade()
         stated = draft.confidence if draft.is_chain else None
         tried = min(right + 1, len(trial.truth), len(draft))
-        for position in range(tried):
+        for position, rate in enumerate(tables.rates(tried, None)):
             hit = position < right
-            base = tables.base(position, stated[position] if stated else None)
-            skill.count(position, hit, base.value)
-            tables.by_position[min(position, POSITIONS - 1)].count(hit)
             if stated:
-                base.count(hit)
+                believed = tables.by_confidence[int(stated[position] * _FULL_BUCKETS)]
+                skill.count(position, hit, believed.value)
+                believed.count(hit)
+            else:
+                skill.count(position, hit, rate.value)
+            rate.count(hit)
 
     def _skill(self, sequence_id: int, name: str) -> Skill:
         return self._skills.get(sequence_id, {}).get(name, _AVERAGE)
@@ -179,5 +178,10 @@ def survival(draft: Draft) -> list[float]:
     return reached
 
 
-def _clip(probability: float) -> float:
-    return min(max(probability, _LOWEST), _HIGHEST)
+def _scaled(rates: Sequence[Rate], skill: Skill, optimism: float) -> list[float]:
+    """The rates times the request's factors, kept away from 0 and 1."""
+    later = skill.factor(1, optimism)
+    scaled = [min(max(rate.value * later, _LOWEST), _HIGHEST) for rate in rates]
+    if rates:
+        scaled[0] = min(max(rates[0].value * skill.factor(0, optimism), _LOWEST), _HIGHEST)
+    return scaled

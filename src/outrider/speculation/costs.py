@@ -7,8 +7,10 @@ nothing.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -19,6 +21,7 @@ KNOTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256,
 _ASSUMED_SLOPE = 0.08  # share of a one-row pass that each further row costs, where nothing was measured
 _SLOWEST_LEARNING = 0.05
 _DRAFT_MEMORY = 0.95  # share of old calls' evidence kept per step
+_DAMPING = 1.001  # on the diagonal of the least squares
 _TRUSTED_CALLS = 3  # calls after which an unusual one is an outlier
 _OUTLIER = 2.0  # one step moves an estimate by at most this factor
 
@@ -27,6 +30,7 @@ class CostTable:
     """Seconds of one forward pass by sequences and rows."""
 
     def __init__(self, rows: Sequence[int], seconds: Sequence[float]) -> None:
+        self._knots = list(rows)
         self._rows = np.asarray(rows, float)
         self._seconds = np.maximum.accumulate(np.asarray(seconds, float))
         self._scales: dict[int, float] = {}
@@ -45,7 +49,10 @@ class CostTable:
 
     def time(self, sequences: int, rows: int) -> float:
         """Seconds of a pass of `rows` rows over `sequences` sequences."""
-        return float(self.times(sequences, rows, 1)[0])
+        right = min(max(bisect_left(self._knots, rows), 1), len(self._knots) - 1)
+        low, high = self._knots[right - 1], self._knots[right]
+        start, end = float(self._seconds[right - 1]), float(self._seconds[right])
+        return (start + (end - start) * (rows - low) / (high - low)) * self._scales.get(_bucket(sequences), 1.0)
 
     def times(self, sequences: int, rows: int, count: int) -> Float64:
         """Seconds [count] of passes of rows, rows + 1, ... rows; beyond the last knot the last slope goes on."""
@@ -121,29 +128,36 @@ class _Fit:
 
     def __init__(self) -> None:
         self.solution = (0.0, 0.0)
-        self._squares = np.zeros((2, 2))
-        self._products = np.zeros(2)
+        self._squares = (0.0, 0.0, 0.0)  # of steps, of steps x tokens, of tokens
+        self._products = (0.0, 0.0)  # of steps x seconds, of tokens x seconds
         self._calls = 0
 
     def learn(self, done: Calls) -> None:
-        sizes = np.array([done.steps, done.tokens], float)
-        seconds = done.seconds
+        steps, tokens, seconds = done.steps, done.tokens, done.seconds
         if self._calls >= _TRUSTED_CALLS:  # a call that caught up with a long prompt is not the usual price
-            seconds = min(seconds, _OUTLIER * float(sizes @ self.solution) + 1e-6)
-        self._squares = _DRAFT_MEMORY * self._squares + np.outer(sizes, sizes)
-        self._products = _DRAFT_MEMORY * self._products + sizes * seconds
+            seconds = min(seconds, _OUTLIER * (steps * self.solution[0] + tokens * self.solution[1]) + 1e-6)
+        self._squares = _faded(self._squares, (steps * steps, steps * tokens, tokens * tokens))
+        self._products = _faded(self._products, (steps * seconds, tokens * seconds))
         self._calls += 1
         self.solution = self._solve()
 
     def _solve(self) -> tuple[float, float]:
         """With a little damping, so that calls of one shape split the cost instead of dividing by zero."""
-        damping = 1e-3 * np.diag(np.diag(self._squares))
-        step, token = np.linalg.solve(self._squares + damping, self._products)
+        (ss, st, tt), (sy, ty) = self._squares, self._products
+        determinant = ss * tt * _DAMPING**2 - st * st
+        step = (sy * tt * _DAMPING - ty * st) / determinant
+        token = (ty * ss * _DAMPING - sy * st) / determinant
         if token < 0:
-            return float(self._products[0] / self._squares[0, 0]), 0.0
-        if step < 0:
-            return 0.0, float(self._products[1] / self._squares[1, 1])
-        return float(step), float(token)
+            return sy / ss, 0.0
+        return (step, token) if step >= 0 else (0.0, ty / tt)
+
+
+Numbers = TypeVar("Numbers", bound="tuple[float, ...]")
+
+
+def _faded(past: Numbers, new: Numbers) -> Numbers:
+    """Old evidence counts a little less."""
+    return tuple(_DRAFT_MEMORY * a + b for a, b in zip(past, new, strict=True))  # type: ignore[return-value]
 
 
 class RunningMean:

@@ -170,6 +170,10 @@ class GuardedDrafter:
             raise DrafterError(f"proposed an id outside the vocabulary of {self._vocab_size}")
         if draft.parents is not None and not _well_formed(draft.parents, len(draft)):
             raise DrafterError("proposed a tree whose parents do not come before their children")
+        if draft.confidence is not None and not _are_probabilities(draft.confidence, len(draft)):
+            raise DrafterError("stated confidences that are not one probability per token")
+        if draft.probs is not None and len(draft.probs) != len(draft):
+            raise DrafterError(f"gave {len(draft.probs)} rows of q for {len(draft)} tokens")
         if depth(draft) > deepest:
             self._fail(
                 "propose", DrafterError(f"proposed {depth(draft)} tokens where at most {deepest} were asked for")
@@ -215,3 +219,7 @@ class GuardedDrafter:
 
 def _well_formed(parents: Sequence[int], count: int) -> bool:
     return len(parents) == count and all(-1 <= parent < node for node, parent in enumerate(parents))
+
+
+def _are_probabilities(values: Sequence[float], count: int) -> bool:
+    return len(values) == count and all(0.0 <= value <= 1.0 for value in values)

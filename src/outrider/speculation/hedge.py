@@ -60,6 +60,7 @@ class HedgeVote:
         self._rules = rules or HedgeRules()
         self._prior = dict.fromkeys(names, 0.0)
         self._requests: dict[int, dict[str, _Standing]] = {}
+        self._shares: dict[int, dict[str, float]] = {}  # as they are until the next verdicts
 
     def reach(self, sequence_id: int, name: str, earlier: bool) -> int:
         standing = self._request(sequence_id)[name]
@@ -83,6 +84,7 @@ class HedgeVote:
         return tree.heaviest_chain() if self._rules.branches == 1 else tree.runner_up()
 
     def observe(self, trials: Sequence[Trial]) -> None:
+        self._shares.clear()
         for trial in trials:
             awake = {name: trial.agreed[name] for name, draft in trial.proposals.items() if draft.tokens}
             if len(awake) > 1:
@@ -93,13 +95,16 @@ class HedgeVote:
 
     def shares(self, sequence_id: int) -> dict[str, float]:
         """Every drafter's share of the vote on one request."""
-        standings = self._requests.get(sequence_id)
-        if standings is None:
-            return _softmax(self._prior)
-        return _softmax({name: prior + standings[name].score for name, prior in self._prior.items()})
+        shares = self._shares.get(sequence_id)
+        if shares is None:
+            standings = self._request(sequence_id)
+            scores = {name: prior + standings[name].score for name, prior in self._prior.items()}
+            shares = self._shares[sequence_id] = _softmax(scores)
+        return shares
 
     def forget(self, sequence_id: int) -> None:
         self._requests.pop(sequence_id, None)
+        self._shares.pop(sequence_id, None)
 
     def _learn(self, sequence_id: int, awake: Mapping[str, int]) -> None:
         """Move the awake drafters apart by how many tokens each had right; the sleeping ones stay."""

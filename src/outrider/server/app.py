@@ -146,8 +146,7 @@ def _add_operations(app: FastAPI, state: ServerState) -> None:
     @app.get("/health", response_model=responses.Health, tags=["operations"])
     async def health() -> JSONResponse:
         """Ready (200) or not (503)."""
-        healthy = getattr(state.backend, "healthy", True)
-        status = "draining" if state.gate.draining else "ready" if healthy else "failed"
+        status = "draining" if state.gate.draining else "ready" if state.backend.healthy else "failed"
         return JSONResponse({"status": status, "model": state.model_names[0]}, 200 if status == "ready" else 503)
 
     @app.get("/version", response_model=responses.Version, tags=["operations"])

@@ -81,6 +81,10 @@ class Backend(Protocol):
     def max_model_len(self) -> int: ...
     @property
     def tokenizer(self) -> Tokenizer: ...
+    @property
+    def healthy(self) -> bool:
+        """Whether the engine can still answer."""
+        ...
 
     def stream(self, prompt_ids: Sequence[int], params: SamplingParams, request_id: str) -> AsyncGenerator[Piece, None]:
         """Answer one prompt; closing the generator aborts the request and frees everything it holds.

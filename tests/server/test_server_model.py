@@ -1,0 +1,89 @@
+"""`outrider serve` with the default model: the official client, company, killing and starting again."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import httpx
+import openai
+import pytest
+
+from outrider import LLM, SamplingParams
+
+pytestmark = pytest.mark.model
+MODEL = "smollm2-135m"
+QUESTIONS = [
+    "List the first ten even numbers.",
+    "Write a function that adds two numbers.",
+    "Repeat: the river runs past the mill and the river runs past the house.",
+    "Name three colours.",
+]
+
+
+def messages(question: str) -> list[dict]:
+    return [{"role": "user", "content": question}]
+
+
+@contextmanager
+def served() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The command itself, on a free port; killed at the end where the test has not ended it."""
+    command = [sys.executable, "-m", "outrider.cli.main", "serve", MODEL, "--port", "0", "--max-num-seqs", "8"]
+    command += ["--set", "drain_timeout=2", "--kv-memory", "256MiB"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        found = next(m for line in process.stderr if (m := re.search(r'running on (http://[^"]+)', line)))
+        yield process, found[1]
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+def answer(url: str, question: str, **options: object) -> openai.types.chat.ChatCompletion:
+    client = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0)
+    fields = {"temperature": 0, "max_tokens": 40, "extra_body": {"return_token_ids": True}} | options
+    return client.chat.completions.create(model=MODEL, messages=messages(question), **fields)
+
+
+def test_the_server_says_what_the_python_interface_says() -> None:
+    with LLM(MODEL, speculative_config=None) as llm:
+        outputs = llm.chat([messages(q) for q in QUESTIONS], SamplingParams(temperature=0, max_tokens=40))
+        expected = [output.outputs[0] for output in outputs]
+    with served() as (process, url):
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(lambda question: answer(url, question), QUESTIONS * 2))
+        assert [list(a.choices[0].token_ids) for a in answers] == [list(e.token_ids) for e in expected] * 2
+        assert [a.choices[0].message.content for a in answers] == [e.text for e in expected] * 2
+        assert sum(a.usage.completion_tokens_details.accepted_prediction_tokens for a in answers) > 0
+        assert sum(a.usage.completion_tokens_details.rejected_prediction_tokens for a in answers) > 0
+
+        schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+        schema |= {"additionalProperties": False}
+        named = {"name": "number", "schema": schema}
+        shaped = answer(
+            url, "Give a number.", max_tokens=120, response_format={"type": "json_schema", "json_schema": named}
+        )
+        if shaped.choices[0].finish_reason == "stop":
+            assert set(json.loads(shaped.choices[0].message.content)) == {"n"}
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
+def test_killed_under_load_it_starts_again() -> None:
+    with served() as (process, url):
+        first = answer(url, QUESTIONS[2]).choices[0].message.content
+        with ThreadPoolExecutor(4) as pool:
+            tasks = [pool.submit(answer, url, question, max_tokens=400) for question in QUESTIONS]
+            while not httpx.get(url + "/stats").json()["engine"]["running"]:
+                pass
+            process.kill()
+            assert all(isinstance(task.exception(30), openai.APIConnectionError) for task in tasks)
+    with served() as (_, url):
+        assert answer(url, QUESTIONS[2]).choices[0].message.content == first

@@ -344,11 +344,11 @@ def test_the_captured_share_is_that_of_the_mass(unit):
     table = Table(scores, unit)
     table.groups = np.array([0, 0, 1, 1], np.int32)
     chooser = Chooser(table, KV, 2, 3)
-    entries = chooser.choose(view(30, 12))
+    entries, used = chooser.choose_scored(view(30, 12))
     mass = np.repeat(np.exp(scores.astype(np.float64)), unit, axis=-1)[:, :, :30]
     sizes = np.array([min(unit, 30 - e // unit * unit) for e in range(30)])
     mass = mass / sizes / np.exp(scores.astype(np.float64)).sum(-1, keepdims=True)
     expected = np.take_along_axis(mass, entries, axis=-1).sum(-1).mean(1).min()
-    assert chooser.captured(view(30, 12), entries) == pytest.approx(expected, rel=1e-5)
-    assert chooser.captured(view(30, 12), None) == 1
-    assert Chooser(WindowSelector(table.groups, KV), KV, 2, 3).captured(view(30, 12), entries) == 1
+    assert chooser.captured(view(30, 12), entries, used) == pytest.approx(expected, rel=1e-5)
+    assert chooser.captured(view(30, 12), None, None) == 1
+    assert Chooser(WindowSelector(table.groups, KV), KV, 2, 3).captured(view(30, 12), entries, used) == 1

@@ -106,3 +106,23 @@ def test_rows_of_every_kv_type_read_as_floats(kind):
     rows = float_rows(plane, scales, slots, 8)
     expected = np.stack([values[slot // PAGE, :, slot % PAGE, :8] for slot in slots])
     np.testing.assert_allclose(rows, expected, atol={"float32": 0, "bfloat16": 0.02, "int8": 0.02}[kind])
+
+
+def test_threads_choose_what_one_thread_chooses(monkeypatch):
+    monkeypatch.setattr("outrider.memory.select.reader.WORTH_THREADS", 100)
+    config = ContextConfig(mode="sparse", budget=40, sinks=2, window=8, group=2)
+    alone, many = (make_reader(config, SPEC, PAGES, PAGE, threads=count) for count in (1, 3))
+    for step in range(5):
+        for made in (alone, many):
+            made.chooser.selector.summaries.bounds[:] = np.random.default_rng(step).normal(size=(4, PAGES, 2, 2, 8))
+            for s in range(4):
+                queries = np.random.default_rng(10 * step + s).normal(size=(4, 4, 8))
+                made.observe(s, np.zeros(0, np.int32), np.zeros((4, 0, 2, 8), np.float32), queries)
+        looks = [Look(s, 100 + 20 * s + step, 1, ROWS) for s in range(4)]
+        first, second = alone.select(looks), many.select(looks)
+        assert (first.entries == second.entries).all()
+        assert (first.counts == second.counts).all()
+    assert alone._pool is None
+    assert many._pool is not None
+    many.close()
+    many.close()

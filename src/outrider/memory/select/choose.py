@@ -9,7 +9,7 @@ import numpy as np
 from outrider.memory.select.base import Preference, Selector, View, group_count
 from outrider.memory.select.kernels import choose_rows, share_mass
 from outrider.memory.select.sticky import Fresh
-from outrider.types import Int32, Selection
+from outrider.types import Float32, Int32, Selection
 
 
 class Chooser:
@@ -47,26 +47,27 @@ class Chooser:
 
     def choose(self, view: View) -> Int32 | None:
         """Entries [G, KV heads, keep] of one sequence, or None for everything."""
+        return self.choose_scored(view)[0]
+
+    def choose_scored(self, view: View) -> tuple[Int32 | None, Float32 | None]:
+        """`choose`, and the scores it went by, for `captured`."""
         keep = self.keep(view)
-        if view.length <= keep:
-            return None
-        scores = self.selector.score(view)
+        scores = self.selector.score(view) if view.length > keep else None
         if scores is None:
-            return None
+            return None, None
         unit = self.selector.unit
         rows = np.empty((*scores.shape[:2], keep), np.int32)
         favoured = self._preference.favour(view, unit, scores)
         choose_rows(favoured, unit, view.length, keep, self.sinks, self.window, rows)
         self._preference.settle(view, unit, rows)
-        return rows
+        return rows, scores
 
-    def captured(self, view: View, entries: Int32 | None) -> float:
+    def captured(self, view: View, entries: Int32 | None, scores: Float32 | None) -> float:
         """Share of the attention mass that the selector believes `entries` to hold; 1 where it cannot tell.
 
         The smallest share of any layer group, averaged over KV heads: the number that decides about a full step.
         """
-        scores = self.selector.score(view) if entries is not None and self.selector.weighs else None
-        if entries is None or scores is None:
+        if entries is None or scores is None or not self.selector.weighs:
             return 1.0
         return float(share_mass(scores, self.selector.unit, view.length, entries).mean(1).min())
 

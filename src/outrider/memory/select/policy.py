@@ -8,7 +8,9 @@ from outrider.config import ContextConfig
 
 
 class ReadPolicy(Protocol):
-    """Decides per sequence and step between a full and a sparse read."""
+    """Decides per sequence and step between a full and a sparse read. watches: whether `note` looks at `captured`."""
+
+    watches: bool
 
     def wants_full(self, sequence_id: int) -> bool:
         """Whether this step reads everything."""
@@ -25,6 +27,8 @@ class ReadPolicy(Protocol):
 
 class AlwaysFull:
     """`full` mode, and the verifying passes of `lossless`."""
+
+    watches = False
 
     def wants_full(self, sequence_id: int) -> bool:
         return True
@@ -45,6 +49,8 @@ class AlwaysSparse(AlwaysFull):
 
 class Bounded:
     """A full step every `every` steps, and after any whose selection is believed to have missed too much."""
+
+    watches = True
 
     def __init__(self, every: int, least: float) -> None:
         self._every, self._least = every, least

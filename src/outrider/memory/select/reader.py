@@ -8,6 +8,7 @@ reader.forget(sequence)
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +27,8 @@ from outrider.models.spec import DecoderSpec
 from outrider.types import Float32, Int32, Selection
 
 TAPS_PER_GROUP = 2
+#: Tokens of context in a step from which handing sequences to threads costs less than it gains.
+WORTH_THREADS = 8192
 
 
 @dataclass(frozen=True)
@@ -43,11 +46,15 @@ class Look:
 class ContextReader:
     """Selects by one selector under one policy, and keeps what the selector needs to know between steps."""
 
-    def __init__(self, chooser: Chooser, policy: ReadPolicy, budget: int, summaries: PageSummaries | None) -> None:
+    def __init__(
+        self, chooser: Chooser, policy: ReadPolicy, budget: int, summaries: PageSummaries | None, threads: int = 1
+    ) -> None:
         self.chooser = chooser
         self.taps = chooser.selector.taps
         self._policy, self._budget, self._summaries = policy, budget, summaries
         self._queries: dict[int, Float32] = {}
+        self._threads = threads
+        self._pool: ThreadPoolExecutor | None = None
 
     @property
     def nbytes(self) -> int:
@@ -56,15 +63,25 @@ class ContextReader:
 
     def select(self, looks: Sequence[Look]) -> Selection | None:
         """The step's Selection, or None where every sequence reads everything."""
-        return self.chooser.join([self.choose(look) for look in looks])
+        return self.chooser.join(self.choose_all(looks))
+
+    def choose_all(self, looks: Sequence[Look]) -> list[Int32 | None]:
+        """`choose` for every sequence, long ones on several threads: scoring runs without the interpreter's lock."""
+        if self._threads == 1 or len(looks) == 1 or sum(look.length for look in looks) < WORTH_THREADS:
+            return [self.choose(look) for look in looks]
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._threads, "outrider-select")
+        return list(self._pool.map(self.choose, looks))
 
     def choose(self, look: Look) -> Int32 | None:
         """Entries [G, KV heads, n] of one sequence, or None for everything."""
         if look.prefill:
             return None
-        full, view = self._policy.wants_full(look.sequence_id), self._view(look)
-        entries = None if full else self.chooser.choose(view)
-        self._policy.note(look.sequence_id, entries is None, self.chooser.captured(view, entries))
+        policy, view = self._policy, self._view(look)
+        full = policy.wants_full(look.sequence_id)
+        entries, scores = (None, None) if full else self.chooser.choose_scored(view)
+        captured = self.chooser.captured(view, entries, scores) if policy.watches else 1.0
+        policy.note(look.sequence_id, entries is None, captured)
         return entries
 
     def observe(self, sequence_id: int, slots: Int32, keys: Float32, queries: Float32) -> None:
@@ -85,13 +102,24 @@ class ContextReader:
         self._policy.forget(sequence_id)
         self.chooser.forget(sequence_id)
 
+    def close(self) -> None:
+        """Stop the threads. Closing twice is fine."""
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+
     def _view(self, look: Look) -> View:
         budget = self._budget if look.budget is None else look.budget
         return View(look.sequence_id, look.length, look.block, budget, look.pages, self._queries.get(look.sequence_id))
 
 
 def make_reader(
-    config: ContextConfig, spec: DecoderSpec, num_pages: int, page_size: int, head: RetrievalHead | None = None
+    config: ContextConfig,
+    spec: DecoderSpec,
+    num_pages: int,
+    page_size: int,
+    head: RetrievalHead | None = None,
+    threads: int = 1,
 ) -> ContextReader:
     """The reader that a configuration asks for. ConfigError where a selector is unknown or lacks what it needs."""
     if config.mode != "full":
@@ -114,7 +142,7 @@ def make_reader(
     else:
         raise ConfigError.unknown(config.selector, ("pages", "window", "head"), "context_config.selector")
     chooser = Chooser(selector, spec.num_kv_heads, config.sinks, config.window, Sticky(config.sticky))
-    return ContextReader(chooser, make_policy(config), config.budget, summaries)
+    return ContextReader(chooser, make_policy(config), config.budget, summaries, threads)
 
 
 def float_rows(plane: NDArray, scales: NDArray | None, slots: Int32, head_dim: int) -> Float32:

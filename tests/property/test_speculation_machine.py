@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from harness import Harness
 from outrider.config import SpeculativeConfig
+from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.speculation.build import assemble
 from outrider.speculation.guard import GuardRules
+from outrider.speculation.store import DraftStore
 from outrider.types import SamplingParams
 from scripted import (
     DeadDrafter,
@@ -19,11 +21,13 @@ from scripted import (
     JunkDrafter,
     OracleDrafter,
     RaisingDrafter,
+    ScriptedDecoder,
     TooLongDrafter,
     TreeDrafter,
     plain,
     random_logits,
     walk,
+    whole_prefix,
 )
 
 VOTES, LENGTHS = ("none", "majority", "hedge"), ("fixed", "trend", "goodput")
@@ -87,6 +91,40 @@ def test_seeded_samples_do_not_depend_on_votes_that_see_the_tokens(vote, length,
     on = Harness(script, vocab_size=6, speculator=spec)
     assert on.run([[1, 2], [3]], params) == off
     assert on.drafted > 0
+
+
+def own_drafter(script, vocab_size, pages=200):
+    """The target as its own drafter, with KV of its own."""
+    decoder = ScriptedDecoder(script, vocab_size=vocab_size)
+    return ModelDrafter(decoder, DraftStore(decoder.new_cache(pages, 4)), vocab_size)
+
+
+@settings(max_examples=25, deadline=None)
+@given(vote=st.sampled_from(VOTES), length=st.sampled_from(LENGTHS), pages=st.sampled_from((16, 24, 80)))
+def test_a_model_drafter_lives_through_preemption_and_leaks_nothing(vote, length, pages):
+    """Its vote is often lost to a half-oracle, its own pages are scarce, and so are the target's."""
+    script = whole_prefix(50)
+    model, rival = own_drafter(script, 50, pages), HalfOracleDrafter(script, right=1)
+    config = SpeculativeConfig(num_speculative_tokens=5, vote=vote, length=length)
+    harness = Harness(script, speculator=assemble([rival, model], config, 50, NEVER), pages=pages)
+    prompts = [[1, 2, 3], [4], [5, 6], [7, 8]]
+    assert harness.run(prompts) == [plain(script, prompt, 24) for prompt in prompts]
+    assert harness.accepted > 0
+    assert model._store.held == 0
+
+
+def test_a_model_drafter_with_the_targets_noise_guesses_samples_too():
+    """The target as its own drafter is always right, at temperature 1.2, because both use the sequence's noise."""
+    script, params = random_logits(6), SamplingParams(temperature=1.2, top_k=5, max_tokens=40, seed=3)
+    harness = Harness(
+        script,
+        vocab_size=6,
+        speculator=assemble([own_drafter(script, 6)], SpeculativeConfig(num_speculative_tokens=4), 6, NEVER),
+    )
+    sampled = harness.run([[1, 2], [3]], params)
+    assert sampled == Harness(script, vocab_size=6).run([[1, 2], [3]], params)
+    assert sampled != [plain(script, prompt, 40) for prompt in ([1, 2], [3])]
+    assert harness.accepted == harness.drafted > 0
 
 
 def test_a_request_may_switch_speculation_off_for_itself():

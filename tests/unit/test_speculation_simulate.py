@@ -10,7 +10,7 @@ from outrider.bench.simulated import Clock, Machine, SimulatedDrafter, Simulated
 from outrider.types import Draft
 from scripted import context
 
-SMALL = Traffic(TASKS, requests=24, tokens=48)
+SMALL = Traffic(TASKS, requests=16, tokens=32)
 
 
 def test_cost_curves_are_piecewise_linear():

@@ -30,6 +30,7 @@ class CostTable:
     """Seconds of one forward pass by sequences and rows."""
 
     def __init__(self, rows: Sequence[int], seconds: Sequence[float]) -> None:
+        assert len(rows) > 1, "a line needs two points"
         self._knots = list(rows)
         self._rows = np.asarray(rows, float)
         self._seconds = np.maximum.accumulate(np.asarray(seconds, float))

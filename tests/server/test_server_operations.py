@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import socket
@@ -18,6 +19,7 @@ import pytest
 from live import live, wait_for
 from stub import StubBackend
 
+from outrider.server import Settings, create_app
 from outrider.server.errors import HttpError
 from outrider.server.gate import RateLimit
 from outrider.server.logs import JsonFormatter
@@ -368,3 +370,30 @@ def _send(connection: socket.socket, body: Any) -> None:
     data = json.dumps(body).encode()
     head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
     connection.sendall(head.encode() + b"\r\n\r\n" + data)
+
+
+def test_a_client_that_does_not_even_read_comments_is_dropped() -> None:
+    """Plain ASGI, with a transport that takes the headers and then nothing more."""
+    backend = StubBackend(first_delay=60)
+    app = create_app(backend, Settings(write_timeout=0.1, heartbeat=0.05, allowed_hosts=["here"]))
+    sent: list[str] = []
+    body = json.dumps(SHORT | {"stream": True}).encode()
+    requests = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Any:
+        if requests:
+            return requests.pop()
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    headers = [(b"host", b"here"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": CHAT, "raw_path": CHAT.encode(), "headers": headers}
+    scope |= {"query_string": b"", "root_path": "", "http_version": "1.1", "scheme": "http", "asgi": {"version": "3.0"}}
+    asyncio.run(asyncio.wait_for(app(scope, receive, send), 10))
+    assert sent == ["http.response.start", "http.response.body"]
+    assert (backend.open, backend.aborted) == (0, 1)
+    assert app.state.server.gate.in_flight == 0

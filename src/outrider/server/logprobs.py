@@ -65,4 +65,4 @@ def _chat_entry(tokenizer: Tokenizer, token: int, value: float) -> dict[str, Any
 
 
 def _finite(value: float) -> float:
-    return max(float(value), LOWEST)
+    return float(value) if value > LOWEST else LOWEST

@@ -49,7 +49,7 @@ class EventStream(Response):
         finished = False
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_cancel_when_left, receive, tasks.cancel_scope)
-            tasks.start_soon(self._beat)
+            tasks.start_soon(self._beat, tasks.cancel_scope)
             finished = await self._pump(receive)
             tasks.cancel_scope.cancel()
         if not finished:
@@ -87,13 +87,17 @@ class EventStream(Response):
         body = event(error_body(error)) + DONE
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
-    async def _beat(self) -> None:
+    async def _beat(self, tasks: anyio.CancelScope) -> None:
         """Comments in long silences, so that proxies keep the connection."""
         interval = self._state.settings.heartbeat
         while True:
             await anyio.sleep(max(0.0, self._last + interval - monotonic()))
-            if monotonic() - self._last >= interval:
+            if monotonic() - self._last < interval:
+                continue
+            try:
                 await self._write(b": waiting\n\n")
+            except SlowClientError:
+                tasks.cancel()
 
 
 class SlowClientError(Exception):

@@ -217,7 +217,7 @@ def test_a_sequences_selection_does_not_depend_on_its_neighbours():
 
 
 def test_a_selector_that_cannot_tell_reads_everything():
-    summaries = PageSummaries(2, 20, KV, PAGE, DIM)
+    summaries = PageSummaries(1, 20, KV, PAGE, DIM)
     chooser = Chooser(PageSelector(summaries, group_layers(LAYERS, 0)), KV, 2, 3)
     assert chooser.select([view(100, 16)]) is None
 

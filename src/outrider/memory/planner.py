@@ -119,17 +119,18 @@ def count_head_parameters(spec: DecoderSpec) -> int:
     return fusion + 2 * spec.hidden_size * spec.head_dim * (spec.num_heads + spec.num_kv_heads)
 
 
-def selector_token_bytes(spec: DecoderSpec, kind: SelectorKind, page_size: int = 16, probes: int = 4) -> int:
+def selector_token_bytes(spec: DecoderSpec, kind: SelectorKind, page_size: int = 16, group: int = 6) -> int:
     """Bytes per token that a selector keeps resident.
 
     published: (1 + alpha) layers of 16-bit KV, as the paper's formula counts. head: the head's own fp32 K cache.
-    pages: two fp32 vectors per page, KV head and probed layer. window: nothing.
+    pages: two fp32 vectors per page and KV head, of one layer in every `group` (0: one of all). window: nothing.
     """
     width = spec.num_kv_heads * spec.head_dim
+    taps = -(-spec.num_layers // group) if group else 1
     sizes = {
         "published": 4 * (1 + spec.num_heads // spec.num_kv_heads) * width,
         "head": 4 * width,
-        "pages": -(-2 * 4 * probes * width // page_size),
+        "pages": -(-2 * 4 * taps * width // page_size),
         "window": 0,
     }
     if kind not in sizes:

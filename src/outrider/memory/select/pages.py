@@ -55,7 +55,7 @@ class PageSelector:
     weighs = True
 
     def __init__(
-        self, summaries: PageSummaries, groups: Int32, taps_per_group: int = 2, tightness: float = 0.5
+        self, summaries: PageSummaries, groups: Int32, taps_per_group: int = 1, tightness: float = 0.5
     ) -> None:
         self.summaries = summaries
         self.unit = summaries.unit

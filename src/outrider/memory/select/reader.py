@@ -26,7 +26,7 @@ from outrider.memory.select.window import WindowSelector
 from outrider.models.spec import DecoderSpec
 from outrider.types import Float32, Int32, Selection
 
-TAPS_PER_GROUP = 2
+TAPS_PER_GROUP = 1
 #: Tokens of context in a step from which handing sequences to threads costs less than it gains.
 WORTH_THREADS = 8192
 

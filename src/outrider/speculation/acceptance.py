@@ -77,8 +77,9 @@ class Rate:
 
 @dataclass
 class Tables:
-    """The global knowledge about one drafter."""
+    """The global knowledge about one drafter. `proposes`: how often it has an idea when asked."""
 
+    proposes: Rate = field(default_factory=lambda: Rate(1.0))
     by_position: list[Rate] = field(default_factory=lambda: [Rate(0.5) for _ in range(POSITIONS)])
     by_confidence: list[Rate] = field(default_factory=lambda: [Rate((b + 0.5) / BUCKETS) for b in range(BUCKETS)])
 
@@ -136,12 +137,14 @@ class Acceptance:
         return Draft(draft.tokens, None, draft.probs, draft.drafter, tuple(believed))
 
     def expected(self, sequence_id: int, name: str, depth: int) -> list[float]:
-        rates = self._tables[name].rates(depth, None)
-        return _scaled(rates, self._skill(sequence_id, name), _OPTIMISM)
+        tables = self._tables[name]
+        expected = _scaled(tables.rates(depth, None), self._skill(sequence_id, name), _OPTIMISM)
+        return [expected[0] * tables.proposes.value, *expected[1:]] if expected else expected
 
     def learn(self, trials: Sequence[Trial]) -> None:
         for trial in trials:
             for name, draft in trial.proposals.items():
+                self._tables[name].proposes.count(bool(draft.tokens))
                 if draft.tokens:
                     self._learn(trial, name, draft)
 

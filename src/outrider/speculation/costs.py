@@ -22,7 +22,8 @@ _ASSUMED_SLOPE = 0.08  # share of a one-row pass that each further row costs, wh
 _SLOWEST_LEARNING = 0.05
 _DRAFT_MEMORY = 0.95  # share of old calls' evidence kept per step
 _DAMPING = 1.001  # on the diagonal of the least squares
-_TRUSTED_CALLS = 3  # calls after which an unusual one is an outlier
+_FAR = 2.5  # factor by which a call is far above or below the usual price
+_INSISTENT = 4  # so many calls in a row far above the price are the new price
 _OUTLIER = 2.0  # one step moves an estimate by at most this factor
 
 
@@ -125,22 +126,35 @@ class DraftCosts:
 
 
 class _Fit:
-    """A non-negative least-squares fit of two coefficients, old calls fading."""
+    """A non-negative least-squares fit of two coefficients, old calls fading.
+
+    A call that caught up with a prompt, or with what was decoded while the drafter rested, is not the usual price:
+    calls far above it are skipped unless they keep coming, and one far below shows that the fit was of such a call.
+    """
 
     def __init__(self) -> None:
         self.solution = (0.0, 0.0)
-        self._squares = (0.0, 0.0, 0.0)  # of steps, of steps x tokens, of tokens
-        self._products = (0.0, 0.0)  # of steps x seconds, of tokens x seconds
-        self._calls = 0
+        self._above = 0  # calls in a row that were far above the price
+        self._restart()
 
     def learn(self, done: Calls) -> None:
-        steps, tokens, seconds = done.steps, done.tokens, done.seconds
-        if self._calls >= _TRUSTED_CALLS:  # a call that caught up with a long prompt is not the usual price
-            seconds = min(seconds, _OUTLIER * (steps * self.solution[0] + tokens * self.solution[1]) + 1e-6)
+        price = done.steps * self.solution[0] + done.tokens * self.solution[1]
+        self._above = self._above + 1 if price and done.seconds > _FAR * price else 0
+        if 0 < self._above < _INSISTENT:
+            return
+        if self._above or done.seconds < price / _FAR:
+            self._restart()
+        self._add(done.steps, done.tokens, done.seconds)
+        self.solution = self._solve()
+
+    def _restart(self) -> None:
+        self._squares = (0.0, 0.0, 0.0)  # of steps, of steps x tokens, of tokens
+        self._products = (0.0, 0.0)  # of steps x seconds, of tokens x seconds
+        self._above = 0
+
+    def _add(self, steps: int, tokens: int, seconds: float) -> None:
         self._squares = _faded(self._squares, (steps * steps, steps * tokens, tokens * tokens))
         self._products = _faded(self._products, (steps * seconds, tokens * seconds))
-        self._calls += 1
-        self.solution = self._solve()
 
     def _solve(self) -> tuple[float, float]:
         """With a little damping, so that calls of one shape split the cost instead of dividing by zero."""

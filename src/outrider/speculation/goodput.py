@@ -51,19 +51,25 @@ _VERIFICATION = "verification"  # probed when the whole batch verifies nothing
 
 
 class Probe:
-    """Counts idle rounds; due at growing intervals."""
+    """Counts idle rounds; due for two rounds at growing intervals.
 
-    __slots__ = ("idle", "interval")
+    Two, because in the first one a drafter may have to catch up with what was decoded while it rested.
+    """
+
+    __slots__ = ("_again", "_idle", "_interval")
 
     def __init__(self, interval: int) -> None:
-        self.idle, self.interval = 0, interval
+        self._idle, self._interval, self._again = 0, interval, False
 
     def due(self, rules: GoodputRules) -> bool:
-        """One more idle round: is a probe due?"""
-        self.idle += 1
-        if self.idle < self.interval:
+        """One more idle round: is it one for probing?"""
+        if self._again:
+            self._again = False
+            return True
+        self._idle += 1
+        if self._idle < self._interval:
             return False
-        self.idle, self.interval = 0, min(2 * self.interval, rules.last_probe)
+        self._idle, self._interval, self._again = 0, min(2 * self._interval, rules.last_probe), True
         return True
 
 

@@ -14,18 +14,21 @@ from distilling import SPEC, TAPS, tiny_run
 from outrider.distill import acceptance
 from outrider.distill.batches import Scale, TrainBatch, make_batch, plan_epoch
 from outrider.distill.data import read_prompts
+from outrider.distill.head_task import HeadTask, right_steps
 from outrider.distill.initial import fold_scale, new_head
 from outrider.distill.losses import attention_alignment
 from outrider.distill.options import DistillOptions
 from outrider.distill.pipeline import Run
 from outrider.distill.shape import draft_weights, head_spec, target_weights
 from outrider.distill.shards import Answers, Entry
+from outrider.distill.student import new_student
 from outrider.distill.teacher import Teacher, TeacherAttention
 from outrider.distill.unroll import unroll
 from outrider.memory.shapes import SHAPES
 from outrider.models.decoder import ReferenceDecoder
 from outrider.models.eagle3 import Eagle3Head, HeadStep
 from outrider.models.eagle3_files import load_head
+from outrider.models.load import load_model
 
 CPU = torch.device("cpu")
 
@@ -178,7 +181,7 @@ def test_acceptance_is_counted_as_by_a_drafter(run: Run, answers: Answers, scale
     entry = max(answers.entries, key=lambda e: e.rows)
     batch = make_batch(answers, [entry], scale)
     with torch.inference_mode():
-        counts = acceptance.walk(acceptance.right_steps(head, batch, teacher.embedding, depth=3))
+        counts = acceptance.walk(right_steps(head, batch, teacher.embedding, depth=3))
         expected, row = [], 0
         while row < entry.rows:
             steps = stepwise(head, batch, teacher.embedding, row, min(3, entry.rows - row))
@@ -198,8 +201,9 @@ def test_the_engine_accepts_what_was_simulated(tmp_path: Path) -> None:
     held_out = answers.held_out(60)
     head, teacher = load_head(run.head_folder, SPEC), Teacher(run.loaded, range(8), CPU)
     plain = Scale([1.0] * len(TAPS), clamp=1e9)
-    simulated = acceptance.simulate(head, teacher.embedding, answers, held_out, plain, SPEC.eos_token_ids, depth=4)
-    measured = run.measure([prompts[entry.key] for entry in held_out])
+    task = HeadTask(head, teacher, None, answers, plain, run.options, SPEC, CPU)
+    simulated = acceptance.simulate(task, answers, held_out, SPEC.eos_token_ids, depth=4)
+    measured = run.measure(task.drafter(run.head_folder), [prompts[entry.key] for entry in held_out])
     assert measured["all"].per_prompt == simulated["all"].per_prompt
     assert measured["all"].positions == simulated["all"].positions
     assert measured["all"].acceptance_length > 1.2
@@ -232,3 +236,29 @@ def test_the_default_head_is_cheap() -> None:
     assert (spec.num_heads, spec.num_kv_heads, spec.max_positions) == (6, 3, 8192)
     stretched = head_spec(target, DistillOptions(yarn_factor=4.0))
     assert stretched.rope.kind == "yarn"
+
+
+def test_a_student_of_all_layers_is_the_target(run: Run, answers: Answers) -> None:
+    student = new_student(run.loaded, range(SPEC.num_layers), mlp_share=1.0, exit_only=True, seed=0).eval()
+    teacher = Teacher(run.loaded, range(SPEC.vocab_size), CPU)
+    tokens = [answers.tokens(entry)[:-1] for entry in answers.entries[:2]]
+    hidden = student(torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True), teacher.embedding)
+    for i, entry in enumerate(answers.entries[:2]):
+        logits = F.linear(hidden[i, : entry.length - 1], teacher.rows)
+        assert torch.allclose(logits, teacher.logits(answers.states(entry)[-1]), atol=3e-2)
+
+
+@pytest.mark.parametrize(("kind", "layers"), [("model", (0, 3)), ("early-exit", (0, 1))])
+def test_the_engine_accepts_what_a_student_was_simulated_to_draft(tmp_path: Path, kind: str, layers: tuple) -> None:
+    run = tiny_run(tmp_path, count=12, temperature=0.0, epochs=20.0, holdout=2, kind=kind, layers=layers, lr=1e-3)
+    result = run.all()
+    assert result.history[-1]["kl"] < result.history[0]["kl"]
+    answers, prompts = Answers(tmp_path / "answers"), {p.key: p for p in read_prompts(run.data)}
+    held_out = answers.held_out(60)
+    drafter = {"name": "model", "path": str(run.head_folder)}
+    measured = run.measure(drafter, [prompts[entry.key] for entry in held_out])["all"].to_dict()
+    assert measured["acceptance_length"] > 1.2
+    assert measured["acceptance_length"] == pytest.approx(result.scores["all"]["acceptance_length"], abs=0.1)
+    frozen = load_model(str(run.head_folder)).weights["layers.0.q"].dense()
+    stored = torch.from_numpy(run.loaded.weights["layers.0.q"].dense()).bfloat16().float().numpy()
+    assert np.array_equal(frozen, stored) == (kind == "early-exit")

@@ -20,6 +20,7 @@ def distill(
     model: Annotated[str, typer.Argument(help="The target: alias, folder, .gguf file or hub id.")],
     data: Annotated[Path, typer.Option(help="Prompts: .jsonl (prompt or messages, domain) or .txt, one a line.")],
     out: Annotated[Path, typer.Option(help="Folder of the run; running again goes on where it stopped.")],
+    kind: Annotated[str, typer.Option(help="head, model (a small decoder) or early-exit.")] = "head",
     domain: Annotated[str, typer.Option(help="all (a generalist), chat, maths or code (a specialist).")] = "all",
     minutes: Annotated[float | None, typer.Option(help="Most minutes of training.")] = None,
     data_minutes: Annotated[float | None, typer.Option(help="Most minutes of answering.")] = None,
@@ -47,6 +48,7 @@ def distill(
     from outrider.models.load.progress import progress_bar
 
     named = {
+        "kind": kind,
         "domain": domain,
         "minutes": minutes,
         "data_minutes": data_minutes,
@@ -84,8 +86,8 @@ def parse_options(named: dict[str, Any], settings: list[str]) -> Any:
             values[name] = json.loads(text)
         except ValueError:
             values[name] = text
-    if isinstance(values.get("taps"), list):
-        values["taps"] = tuple(values["taps"])
+    for name in ("taps", "layers"):
+        values |= {name: tuple(values[name])} if isinstance(values.get(name), list) else {}
     return from_mapping(DistillOptions, values, "distill")
 
 

@@ -1,4 +1,4 @@
-"""What a head would have accepted: its chains over known greedy answers, counted as the engine counts them."""
+"""What a drafter would have accepted: its chains over known greedy answers, counted as the engine counts them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from outrider.distill.batches import Scale, TrainBatch, make_batch
 from outrider.distill.shards import Answers, Entry
-from outrider.distill.unroll import unroll
-from outrider.models.eagle3 import Eagle3Head
+from outrider.distill.task import Task
 
 RESAMPLES = 1000  # of the confidence interval
 
@@ -67,13 +63,10 @@ class Tally:
         }
 
 
-@torch.inference_mode()
 def simulate(
-    head: Eagle3Head,
-    embedding: Tensor,
+    task: Task,
     answers: Answers,
     entries: Sequence[Entry],
-    scale: Scale,
     eos: Sequence[int],
     depth: int = 4,
     report: Callable[[int, int], None] = lambda done, total: None,
@@ -85,21 +78,13 @@ def simulate(
     """
     tallies: dict[str, Tally] = {}
     for number, entry in enumerate(entries, start=1):
-        batch = make_batch(answers, [entry], scale).to(embedding.device)
         ended = int(answers.tokens(entry)[-1]) in eos
-        right = right_steps(head, batch, embedding, depth)
+        right = task.right(entry, depth)
         accepted = walk(right if ended else right[:, :-1])
         for name in (entry.domain, "all"):
             tallies.setdefault(name, Tally()).add(accepted)
         report(number, len(entries))
     return tallies
-
-
-def right_steps(head: Eagle3Head, batch: TrainBatch, embedding: Tensor, depth: int) -> np.ndarray:
-    """Whether step i, at row r, drafts the token that the target said: bool [depth, rows] of one sequence."""
-    steps = unroll(head, batch, embedding, depth)
-    right = [(head.target_ids(step.logits.argmax(-1)) == batch.targets) & real for step, real in steps]
-    return torch.stack(right)[:, 0].cpu().numpy()
 
 
 def walk(right: np.ndarray) -> list[int]:

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from outrider.distill.files import is_written, read_tensors, write_tensors
 from outrider.distill.options import LENGTH, check_same
-from outrider.models.eagle3 import Eagle3Head
 
 NAME = "training.safetensors"
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -27,11 +26,11 @@ class Progress:
 
 
 def save_checkpoint(
-    folder: Path, head: Eagle3Head, optimizer: torch.optim.AdamW, progress: Progress, plan: dict[str, Any]
+    folder: Path, module: nn.Module, optimizer: torch.optim.AdamW, progress: Progress, plan: dict[str, Any]
 ) -> None:
     """Replace the checkpoint."""
-    names = {id(parameter): name for name, parameter in head.named_parameters()}
-    tensors: dict[str, Tensor] = {f"head.{name}": value.detach().cpu() for name, value in head.state_dict().items()}
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    tensors: dict[str, Tensor] = {f"module.{name}": value.detach().cpu() for name, value in module.state_dict().items()}
     for parameter, state in optimizer.state.items():
         for moment in MOMENTS:
             tensors[f"{moment}.{names[id(parameter)]}"] = state[moment].cpu()
@@ -39,9 +38,9 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    folder: Path, head: Eagle3Head, optimizer: torch.optim.AdamW, plan: dict[str, Any]
+    folder: Path, module: nn.Module, optimizer: torch.optim.AdamW, plan: dict[str, Any]
 ) -> Progress | None:
-    """Bring head and optimiser to where an interrupted run was; None where there is no checkpoint.
+    """Bring module and optimiser to where an interrupted run was; None where there is no checkpoint.
 
     Its number of updates is 0, which asks for a new count, where the length of the run was changed. ConfigError where
     it belongs to a run with other settings, ChecksumError where it is damaged.
@@ -53,8 +52,8 @@ def load_checkpoint(
     progress = Progress(**note["progress"])
     if any(note["plan"].get(name) != plan.get(name) for name in LENGTH):
         progress.updates = 0
-    head.load_state_dict({name[5:]: value for name, value in tensors.items() if name.startswith("head.")})
-    for name, parameter in head.named_parameters():
+    module.load_state_dict({name: tensors[f"module.{name}"] for name in module.state_dict()})
+    for name, parameter in module.named_parameters():
         if f"exp_avg.{name}" in tensors:
             moments = {moment: tensors[f"{moment}.{name}"].to(parameter.device) for moment in MOMENTS}
             optimizer.state[parameter] = {"step": torch.tensor(float(progress.step)), **moments}

@@ -39,13 +39,13 @@ def size_of(head: Eagle3Head) -> int:
 
 
 def write_card(folder: Path, name: str, facts: Mapping, scores: Mapping[str, Any], settings: Mapping) -> None:
-    """The head's README.md: what it is, how it was made, how well it drafts, and its licence."""
+    """A drafter's README.md: what it is, how it was made, how well it drafts, and its licence."""
     rows = [_row(domain, score) for domain, score in scores.items()]
     text = "\n".join(
         [
             f"# {name}",
             "",
-            "An EAGLE-3 draft head, distilled with `outrider distill` from the target's own answers.",
+            "A drafter, distilled with `outrider distill` from the target's own answers.",
             "",
             *[f"* {key}: {value}" for key, value in facts.items()],
             "",

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 from outrider.errors import ConfigError
 
 Domain = Literal["all", "chat", "maths", "code"]
+Kind = Literal["head", "model", "early-exit"]
 
 #: Settings that may differ between a run and its resumption: they change neither the data nor the weights.
 FREE = frozenset({"checkpoint_every", "eval_prompts", "engine_prompts", "data_minutes"})
@@ -21,6 +22,7 @@ class DistillOptions:
     """Settings of one run. Training defaults are those of the calibration in docs/distillation.md."""
 
     seed: int = 0
+    kind: Kind = "head"  # an EAGLE-3 head, a small decoder of the target's layers, or its first ones as an early exit
     domain: Domain = "all"  # train on the prompts of this domain; "all": a generalist
 
     # Answers
@@ -41,6 +43,10 @@ class DistillOptions:
     taps: tuple[int, ...] = ()  # three layers of the target; empty: the published choice
     max_positions: int | None = None  # None: the target's
     yarn_factor: float = 1.0  # above 1: positions are stretched for contexts longer than the training's
+
+    # Shape of a small decoder or early exit
+    layers: tuple[int, ...] = ()  # of the target; empty: a fifth of them, or the first third for an early exit
+    mlp_share: float = 0.5  # of the MLP's neurons that a small decoder keeps
 
     # Training
     epochs: float = 3.0  # passes over the data, at most
@@ -69,6 +75,9 @@ class DistillOptions:
 
     def _rules(self) -> list[tuple[str, bool, str]]:
         return [
+            ("kind", self.kind in get_args(Kind), f"use one of {', '.join(get_args(Kind))}"),
+            ("init", not self.init or self.kind == "head", "only heads are trained further"),
+            ("mlp_share", 0 < self.mlp_share <= 1, "use a share above 0 and at most 1"),
             ("domain", self.domain in get_args(Domain), f"use one of {', '.join(get_args(Domain))}"),
             ("max_tokens", self.max_tokens >= 8, "use 8 or more"),
             ("batch", self.batch >= 1, "use 1 or more"),
@@ -88,7 +97,7 @@ class DistillOptions:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        return {**asdict(self), "taps": list(self.taps)}
+        return {**asdict(self), "taps": list(self.taps), "layers": list(self.layers)}
 
 
 def check_same(stored: dict[str, Any], given: dict[str, Any], stage: str) -> None:

@@ -23,11 +23,16 @@ def head_spec(target: DecoderSpec, options: DistillOptions) -> Eagle3Spec:
         num_kv_heads=target.num_kv_heads,
         head_dim=target.head_dim,
         intermediate_size=options.intermediate_size or target.hidden_size,
-        taps=options.taps or default_taps(target.num_layers),
+        taps=head_taps(target, options),
         max_positions=positions,
         norm_eps=target.norm_eps,
         rope=_rope(target, positions, options.yarn_factor),
     )
+
+
+def head_taps(target: DecoderSpec, options: DistillOptions) -> tuple[int, ...]:
+    """The layers of the target whose states are captured and read by the head."""
+    return options.taps or default_taps(target.num_layers)
 
 
 def draft_weights(spec: Eagle3Spec) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,14 +11,12 @@ from typing import Any
 
 import torch
 
-from outrider.distill.batches import Scale, TrainBatch, make_batch, plan_epoch
+from outrider.distill.batches import plan_epoch
 from outrider.distill.checkpoint import Progress, load_checkpoint, save_checkpoint
-from outrider.distill.losses import Losses, losses
 from outrider.distill.options import DistillOptions
-from outrider.distill.shards import Answers, Entry
-from outrider.distill.teacher import Teacher, TeacherAttention
+from outrider.distill.shards import Entry
+from outrider.distill.task import Task
 from outrider.errors import ModelError
-from outrider.models.eagle3 import Eagle3Head
 
 LOG_EVERY = 20  # updates per point of the curves
 TRIAL = 3  # updates that are timed to plan a run by minutes
@@ -30,24 +27,19 @@ Watch = Callable[[int, int, dict[str, Any]], None]
 
 @dataclass
 class Trainer:
-    """One training run over captured answers; the head is changed in place."""
+    """One training run over captured answers; the module is changed in place."""
 
-    head: Eagle3Head
-    teacher: Teacher
-    attention: TeacherAttention | None  # None: no attention alignment
-    answers: Answers
+    task: Task
     entries: Sequence[Entry]
-    scale: Scale
     options: DistillOptions
-    device: torch.device
 
     def run(self, folder: Path, plan: dict[str, Any], watch: Watch) -> Progress:
         """Train to the end, from the last checkpoint in `folder` where there is one."""
         optimizer = self._optimizer()
-        progress = load_checkpoint(folder, self.head, optimizer, plan) or Progress()
+        progress = load_checkpoint(folder, self.task.module, optimizer, plan) or Progress()
         progress.updates = progress.updates or progress.step + self._count_updates(progress.step)
         recent: list[dict[str, float]] = []
-        self.head.train()
+        self.task.module.train()
         for entries in self._batches(progress.step):
             if progress.step >= progress.updates:
                 break
@@ -58,8 +50,8 @@ class Trainer:
                 recent = []
                 watch(progress.step, progress.updates, progress.history[-1])
             if progress.step % self._checkpoint_every == 0 or progress.step == progress.updates:
-                save_checkpoint(folder, self.head, optimizer, progress, plan)
-        self.head.eval()
+                save_checkpoint(folder, self.task.module, optimizer, progress, plan)
+        self.task.module.eval()
         return progress
 
     @property
@@ -73,13 +65,12 @@ class Trainer:
         torch.manual_seed(options.seed * 1_000_003 + step)
         for group in optimizer.param_groups:
             group["lr"] = group["factor"] * learning_rate(options, step, updates)
-        batch = make_batch(self.answers, entries, self.scale).to(self.device)
-        loss = self._losses(batch, self._steps_at(step, updates))
+        loss = self.task.loss(entries, self._steps_at(step, updates))
         if not math.isfinite(float(loss.total.detach())):
             raise ModelError(f"the loss is {float(loss.total)} at update {step}; lower lr or check the data")
         optimizer.zero_grad(set_to_none=True)
         loss.total.backward()
-        torch.nn.utils.clip_grad_norm_(self.head.parameters(), options.clip)
+        torch.nn.utils.clip_grad_norm_(self.task.module.parameters(), options.clip)
         optimizer.step()
         return {
             "loss": float(loss.total.detach()),
@@ -87,20 +78,6 @@ class Trainer:
             "attention": loss.attention,
             **{f"right_{i}": value for i, value in enumerate(loss.right)},
         }
-
-    def _losses(self, batch: TrainBatch, steps: int) -> Losses:
-        looked_at = None if self.attention is None else self.attention.looked_at(batch, self.scale)
-        options = self.options
-        return losses(
-            self.head,
-            batch,
-            self.teacher,
-            steps=steps,
-            step_decay=options.step_decay,
-            dropout=options.dropout,
-            l_attn=options.l_attn,
-            looked_at=looked_at,
-        )
 
     def _steps_at(self, step: int, updates: int) -> int:
         return 1 if step < self.options.unroll_from * updates else self.options.unroll
@@ -115,10 +92,10 @@ class Trainer:
             epoch += 1
 
     def _optimizer(self) -> torch.optim.AdamW:
-        lm_head = list(self.head.lm_head.parameters())
-        known = {id(parameter) for parameter in lm_head}
-        body = [p for p in self.head.parameters() if p.requires_grad and id(p) not in known]
-        groups = [{"params": body, "factor": 1.0}, {"params": lm_head, "factor": self.options.lm_head_lr}]
+        slow = list(self.task.slow())
+        known = {id(parameter) for parameter in slow}
+        body = [p for p in self.task.module.parameters() if p.requires_grad and id(p) not in known]
+        groups = [{"params": body, "factor": 1.0}, {"params": slow, "factor": self.options.lm_head_lr}]
         return torch.optim.AdamW(groups, lr=self.options.lr, betas=(0.9, 0.95), weight_decay=self.options.weight_decay)
 
     def _count_updates(self, done: int) -> int:
@@ -132,10 +109,10 @@ class Trainer:
         return max(1, min(updates, int(60 * self.options.minutes / seconds)))
 
     def _time_update(self, steps: int) -> float:
-        """Seconds of one update, tried on a copy of the head."""
+        """Seconds of one update, tried on a copy."""
         batches = plan_epoch(self.entries, self.options.tokens_per_update, self.options.seed, 0)[: TRIAL + 1]
-        trial = copy.copy(self)
-        trial.head = copy.deepcopy(self.head).train()
+        trial = Trainer(self.task.copy(), self.entries, self.options)
+        trial.task.module.train()
         optimizer = trial._optimizer()
         started = perf_counter()
         for number, entries in enumerate(batches):

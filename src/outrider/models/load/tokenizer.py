@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
@@ -63,6 +64,12 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """One more than the largest token id; a model's own vocabulary may be padded beyond it."""
         return len(self._pieces)
+
+    def save(self, folder: Path) -> None:
+        """Write tokenizer.json and the chat template, as folder_tokenizer reads them."""
+        self._backend.save(str(folder / "tokenizer.json"))
+        if self.chat_template is not None:
+            (folder / "chat_template.jinja").write_text(self.chat_template, encoding="utf-8")
 
     @property
     def chat_template(self) -> str | None:

@@ -294,6 +294,18 @@ def test_a_cheap_drafter_is_asked_as_deep_as_allowed():
     assert priced(goodput(), "a", 1e-4).depths("a", [0, 1], [8, 3], [{}, {}]) == [8, 3]
 
 
+def test_a_drafter_is_introduced_before_its_price_is_trusted():
+    """The first call computes a long prompt; it must not silence the drafter before its real price was seen."""
+    policy = goodput()
+    asked = []
+    for seconds in (50.0, 0.03, 0.03, 0.03):
+        asked.append(policy.depths("a", [0], [8], [{}])[0])
+        policy.trim([0], [Draft()], [8])
+        policy._draft_costs.update({"a": Calls(1, 1, seconds)})
+    assert asked[:3] == [8, 8, 8]
+    assert asked[3] > 0
+
+
 def test_a_costly_drafter_is_asked_only_as_deep_as_it_pays():
     free, dear = priced(goodput(), "a", 0.03), priced(goodput(), "a", 2.0)
     assert free.depths("a", [0], [8], [{}])[0] > 2

@@ -22,6 +22,7 @@ _ASSUMED_SLOPE = 0.08  # share of a one-row pass that each further row costs, wh
 _SLOWEST_LEARNING = 0.05
 _DRAFT_MEMORY = 0.95  # share of old calls' evidence kept per step
 _DAMPING = 1.001  # on the diagonal of the least squares
+_INTRODUCTIONS = 3  # calls before a price is trusted
 _FAR = 2.5  # factor by which a call is far above or below the usual price
 _INSISTENT = 4  # so many calls in a row far above the price are the new price
 _OUTLIER = 2.0  # one step moves an estimate by at most this factor
@@ -118,6 +119,10 @@ class DraftCosts:
         """(seconds per step, seconds per token); zeros before the first call."""
         return self._fits[name].solution
 
+    def known(self, name: str) -> bool:
+        """Whether enough calls were seen to trust the price; the first one usually computes a prompt."""
+        return self._fits[name].calls >= _INTRODUCTIONS
+
     def update(self, calls: Mapping[str, Calls]) -> None:
         """Learn from what the drafters did since the last step."""
         for name, done in calls.items():
@@ -134,10 +139,12 @@ class _Fit:
 
     def __init__(self) -> None:
         self.solution = (0.0, 0.0)
+        self.calls = 0
         self._above = 0  # calls in a row that were far above the price
         self._restart()
 
     def learn(self, done: Calls) -> None:
+        self.calls += 1
         price = done.steps * self.solution[0] + done.tokens * self.solution[1]
         self._above = self._above + 1 if price and done.seconds > _FAR * price else 0
         if 0 < self._above < _INSISTENT:

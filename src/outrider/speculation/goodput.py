@@ -141,7 +141,9 @@ class GoodputLength:
         """Nothing is held per request; the estimates are."""
 
     def _is_cheap(self, name: str, sequences: int) -> bool:
-        """Whether a step of this drafter costs next to nothing of a verification."""
+        """Whether a step of this drafter costs next to nothing of a verification, or is not known yet."""
+        if not self._draft_costs.known(name):
+            return True
         per_step, per_token = self._draft_costs.of(name)
         return self._exposed.value * (per_step + per_token * sequences) <= self._rules.cheap * self._plain_s(sequences)
 

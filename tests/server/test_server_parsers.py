@@ -22,6 +22,8 @@ TEXTS = [
     '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>',
     "a <tool_",
     "<thi",
+    '<think>x</think>\n {"name" : "add", "arguments": {"a": "}"}} {"name": "add"} tail',
+    '{"name": "add", broken}',
     '<tool_call>{"name": "add", "arguments": {"a": 1}}',
 ]
 
@@ -51,6 +53,11 @@ def cut(text: str, places: list[int]) -> list[str]:
         ("<thi", ("<thi", "", [])),
         ('<tool_call>{"name": "add", "arguments": {"a": 1}}', ("", "", [("add", '{"a": 1}')])),
         ("  \n", ("  \n", "", [])),
+        (' {"name": "add", "arguments": {"a": {}}}\n{"name": "add"}', ("", "", [("add", '{"a": {}}'), ("add", "{}")])),
+        ('{"name": "unknown", "arguments": {}}', ('{"name": "unknown", "arguments": {}}', "", [])),
+        ('{"name": "add", broken}', ('{"name": "add", broken}', "", [])),
+        ('{"names": 1}', ('{"names": 1}', "", [])),
+        ('see {"name": "add"}', ('see {"name": "add"}', "", [])),
         ("later <think>x</think>", ("later <think>x</think>", "", [])),
     ],
 )
@@ -67,7 +74,22 @@ def test_every_pair_of_cuts_gives_the_same(text: str) -> None:
 
 
 pieces = st.sampled_from(
-    ["<think>", "</think>", "<tool_call>", "</tool_call>", "<", " ", "\n", "x", "é", '{"name": "add"', "}", '"', CALL]
+    [
+        "<think>",
+        "</think>",
+        '{"name": "add"}',
+        "<tool_call>",
+        "</tool_call>",
+        "<",
+        " ",
+        "\n",
+        "x",
+        "é",
+        '{"name": "add"',
+        "}",
+        '"',
+        CALL,
+    ]
 )
 
 

@@ -13,6 +13,7 @@ from typing import Protocol
 
 THINK, THINK_END = "<think>", "</think>"
 CALL, CALL_END = "<tool_call>", "</tool_call>"
+BARE = '{"name":'  # how a call without its markup begins, but for white space
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ class PlainParser:
 class MarkupParser:
     """Reasoning at the beginning, then content with tool calls in it. White space around the markup is dropped.
 
+    Small models forget the markup: an answer that opens with the JSON of a call is a call as well.
+
     `thinking`: None for models that do not, False for text that may begin with <think>, True where the prompt already
     opened it. `tools` holds the names that may be called; empty leaves <tool_call> alone.
     """
@@ -69,7 +72,8 @@ class MarkupParser:
     def __init__(self, thinking: bool | None, tools: Collection[str] = ()) -> None:
         self._tools = tools
         self._held = ""
-        self._read = {None: self._content, False: self._beginning, True: self._reasoning}[thinking]
+        self._start = self._opening if tools else self._content
+        self._read = {None: self._start, False: self._beginning, True: self._reasoning}[thinking]
         self._skip_space = bool(thinking)
 
     def feed(self, text: str) -> list[Event]:
@@ -98,15 +102,41 @@ class MarkupParser:
         if seen.startswith(THINK):
             self._held, self._read, self._skip_space = seen[len(THINK) :], self._reasoning, True
         elif final or not THINK.startswith(seen):
-            self._read = self._content
+            self._read = self._start
         return []
 
     def _reasoning(self, final: bool) -> list[Event]:
         """Until </think>; white space in front of it is dropped."""
         text, found = self._until(THINK_END, final)
         if found:
-            self._read, self._skip_space = self._content, True
+            self._read, self._skip_space = self._start, True
         return [Reasoning(text)] if text else []
+
+    def _opening(self, final: bool) -> list[Event]:
+        """Before the first visible character of the content: does it open with a bare call?"""
+        seen = "".join(self._held.split())
+        if seen.startswith(BARE):
+            self._read = self._bare
+        elif final or not BARE.startswith(seen):
+            self._read = self._content
+        return []
+
+    def _bare(self, final: bool) -> list[Event]:
+        """Until the JSON is whole; where it never is, or is no call, it was content."""
+        if "}" not in self._held and not final:
+            return []
+        text = self._held.lstrip()
+        try:
+            _, end = json.JSONDecoder().raw_decode(text)
+        except (ValueError, RecursionError):
+            self._read = self._content if final else self._bare
+            return []
+        call = parse_call(text[:end], self._tools)
+        if call is None:
+            self._read = self._content
+            return []
+        self._held, self._read, self._skip_space = text[end:], self._opening, True
+        return [call]
 
     def _content(self, final: bool) -> list[Event]:
         """Until <tool_call>, where tools are offered."""

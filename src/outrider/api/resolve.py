@@ -35,6 +35,10 @@ class Resolved:
 def resolve(decoder: Decoder, options: Options) -> Resolved:
     """Sizes from the model, the options and the memory of this machine."""
     engine, spec = options.engine, decoder.spec
+    if options.context is not None and options.context.mode != "full":
+        raise ConfigError(
+            f"context_config: mode = {options.context.mode!r} is not served by the engine yet; use 'full'", "mode"
+        )
     if engine.max_model_len is not None and engine.max_model_len > spec.max_positions:
         raise ConfigError(
             f"max_model_len = {engine.max_model_len} is more than the {spec.max_positions} positions of the model; "

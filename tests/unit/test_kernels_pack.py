@@ -88,6 +88,19 @@ def test_dense_weights_are_rounded_to_the_nearest_step(bits, most):
     assert error.max() > 0
 
 
+def test_tiny_and_bad_values_are_not_lost():
+    values = np.random.default_rng(0).normal(size=(16, 64)).astype(np.float32)
+    for bits in (8, 4):
+        packed = pack_groups(quantise_dense(values * 1e-6, bits))
+        assert packed.kind in (formats.Q8_F32, formats.Q4_F32)
+        np.testing.assert_allclose(expand(packed) * 1e6, values, atol=0.02 if bits == 8 else 0.3)
+        bad = values.copy()
+        bad[2, 40] = np.nan
+        shown = np.isnan(expand(pack_groups(quantise_dense(bad, bits))))
+        assert shown[2, 32:].all()
+        assert shown.sum() == 32
+
+
 def test_modes_keep_what_is_stored_where_it_is_small_enough():
     class Weight:
         shape = (16, 64)

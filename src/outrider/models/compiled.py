@@ -178,14 +178,14 @@ class _PackedModel:
         self._kinds: set[int] = set()
         self.layers = np.zeros(spec.num_layers, layout.LAYER)
         self.matrices = np.zeros((spec.num_layers + 1, 7), layout.MATRIX)
-        for number in range(spec.num_layers):
-            self._add_layer(spec, number, taps)
         last = self.matrices[spec.num_layers]
-        self._add_matrix("embed", last, layout.EMBED)
+        self._add_matrix("embed", last, layout.EMBED)  # the largest first, while little else is held
         if spec.tied or "lm_head" not in weights:
             last[layout.HEAD] = last[layout.EMBED]
         else:
             self._add_matrix("lm_head", last, layout.HEAD)
+        for number in range(spec.num_layers):
+            self._add_layer(spec, number, taps)
         self.model = self._describe(spec)
 
     def _add_layer(self, spec: DecoderSpec, number: int, taps: tuple[int, ...]) -> None:

@@ -14,6 +14,9 @@ from outrider.kernels.cpu.formats import GROUP, GROUP_BYTES, HEAD, SUPER, TILE
 from outrider.models.spec import GroupedInts, Weight
 from outrider.types import Float32
 
+_ROWS = 4096  # rows of a dense matrix that are rounded at a time
+_TINY = 4e-3  # below this largest value fp16 scales would be off by more than a thousandth of it
+
 Mode = Literal["auto", "float32", "int8", "int4"]
 Bytes = NDArray[np.uint8]
 
@@ -43,26 +46,36 @@ def pack(weight: Weight, mode: Mode = "auto") -> Packed:
 
 
 def quantise_dense(values: Float32, bits: Literal[4, 8]) -> GroupedInts:
-    """Round fp32 [N, K] to groups of 32 with fp16 scales (and minima for 4 bits)."""
+    """Round fp32 [N, K] to groups of 32 with a scale (and minimum for 4 bits), in fp16 unless all values are tiny."""
     n, k = values.shape
-    padded = np.zeros((n, -(-k // GROUP), GROUP), np.float32)
-    padded.reshape(n, -1)[:, :k] = values
-    if bits == 8:
-        return _quantise8(padded, n, k)
-    low, high = np.minimum(padded.min(-1), 0), padded.max(-1)
-    minimum = low.astype(np.float16).astype(np.float32)
-    scale = ((high - minimum) / 15).astype(np.float16).astype(np.float32)
-    steps = (padded - minimum[..., None]) / np.where(scale > 0, scale, 1)[..., None]
-    q = np.clip(np.rint(steps), 0, 15).astype(np.uint8).reshape(n, -1)[:, :k]
-    return GroupedInts(4, q, scale, minimum)
+    groups = -(-k // GROUP)
+    held = np.float16 if n == 0 or max(values.max(), -values.min()) >= _TINY else np.float32
+    q = np.zeros((n, k), np.int8 if bits == 8 else np.uint8)
+    scale, minimum = np.zeros((n, groups), np.float32), np.zeros((n, groups), np.float32)
+    for start in range(0, n, _ROWS):  # by parts: a vocabulary's matrix would need its size again
+        rows = values[start : start + _ROWS]
+        padded = np.zeros((len(rows), groups, GROUP), np.float32)
+        padded.reshape(len(rows), -1)[:, :k] = rows
+        at = slice(start, start + len(rows))
+        if bits == 8:
+            scale[at] = _rounded(np.abs(padded).max(-1) / 127, held)
+        else:
+            minimum[at] = _rounded(np.minimum(padded.min(-1), 0), held)
+            scale[at] = _rounded((padded.max(-1) - minimum[at]) / 15, held)
+            padded -= minimum[at][..., None]
+        padded /= np.where(scale[at] > 0, scale[at], 1)[..., None]
+        np.clip(np.rint(padded, out=padded), -127 if bits == 8 else 0, 127 if bits == 8 else 15, out=padded)
+        q[at] = _integers(padded, q.dtype).reshape(len(rows), -1)[:, :k]
+    return GroupedInts(bits, q, scale, None if bits == 8 else minimum)
 
 
-def _quantise8(padded: Float32, n: int, k: int) -> GroupedInts:
-    scale = (np.abs(padded).max(-1) / 127).astype(np.float16).astype(np.float32)
-    np.divide(padded, np.where(scale > 0, scale, 1)[..., None], out=padded)
-    np.rint(padded, out=padded)
-    np.clip(padded, -127, 127, out=padded)
-    return GroupedInts(8, padded.astype(np.int8).reshape(n, -1)[:, :k], scale)
+def _rounded(values: Float32, dtype: type) -> Float32:
+    return values.astype(dtype).astype(np.float32)
+
+
+def _integers(values: Float32, dtype: np.dtype) -> NDArray:
+    """As integers; NaN becomes 0, its group's scale shows it."""
+    return np.nan_to_num(values, copy=False).astype(dtype)
 
 
 def pack_dense(values: Float32) -> Packed:

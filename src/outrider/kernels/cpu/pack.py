@@ -50,7 +50,7 @@ def quantise_dense(values: Float32, bits: Literal[4, 8]) -> GroupedInts:
     n, k = values.shape
     groups = -(-k // GROUP)
     held = np.float16 if n == 0 or max(values.max(), -values.min()) >= _TINY else np.float32
-    q = np.zeros((n, k), np.int8 if bits == 8 else np.uint8)
+    q: NDArray = np.zeros((n, k), np.int8 if bits == 8 else np.uint8)
     scale, minimum = np.zeros((n, groups), np.float32), np.zeros((n, groups), np.float32)
     for start in range(0, n, _ROWS):  # by parts: a vocabulary's matrix would need its size again
         rows = values[start : start + _ROWS]

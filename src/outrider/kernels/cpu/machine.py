@@ -15,7 +15,7 @@ from numba.extending import intrinsic as numba_intrinsic
 
 I32, I64 = ir.IntType(32), ir.IntType(64)
 _X86 = platform.machine().lower() in ("x86_64", "amd64", "i686", "x86")
-_PATIENCE = 2000  # looks at a flag before a waiting thread gives its core away
+_PATIENCE = 100  # looks at a flag before a waiting thread gives its core away
 
 intrinsic: Any = numba_intrinsic  # its calls carry no typing context, which a type checker cannot see
 

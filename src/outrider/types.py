@@ -79,7 +79,7 @@ class SamplingParams:
             ("top_p", 0 < self.top_p <= 1, "use a number above 0 and at most 1"),
             ("top_k", self.top_k >= -1, "use -1 or 0 (all) or a positive number"),
             ("min_p", 0 <= self.min_p <= 1, "use 0 to 1"),
-            ("repetition_penalty", self.repetition_penalty > 0, "use a number above 0"),
+            ("repetition_penalty", 0.01 <= self.repetition_penalty <= 100, "use 0.01 to 100"),
             ("presence_penalty", -2 <= self.presence_penalty <= 2, "use -2 to 2"),
             ("frequency_penalty", -2 <= self.frequency_penalty <= 2, "use -2 to 2"),
             ("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "use 1 or more"),

@@ -338,3 +338,20 @@ def test_closing_the_service_ends_open_requests(folder: str) -> None:
         return last.finish.reason if last.finish else None
 
     assert asyncio.run(asyncio.wait_for(caller(), 20)) in ("abort", "length")
+
+
+def test_a_request_that_comes_while_the_engine_stops_still_ends(folder: str) -> None:
+    """The engine thread has ended all it knew of when this request gets its place in the queue."""
+    service = Service(folder, max_model_len=96, backend="reference")
+    make = service._core.samples
+
+    def late(request):
+        service.close()
+        return make(request)
+
+    service._core.samples = late
+
+    async def caller() -> list[str | None]:
+        return [piece.finish and piece.finish.reason async for piece in service.stream([5, 6, 7], replace(GREEDY, n=2))]
+
+    assert asyncio.run(asyncio.wait_for(caller(), 20)) == ["abort", "abort"]

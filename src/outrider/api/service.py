@@ -21,6 +21,7 @@ from outrider.api.text import TextStream
 from outrider.errors import CapacityError, RequestError
 from outrider.models.load import LoadedModel
 from outrider.sequence import Sequence as Sample
+from outrider.sequence import Status
 from outrider.types import Delta, Finish, Request, SamplingParams
 
 log = logging.getLogger(__name__)
@@ -57,9 +58,10 @@ class Service:
         self._max_waiting = max_waiting
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._tickets: dict[str, Ticket] = {}
-        self._lock = threading.Lock()  # guards the making of requests, which draws ids and seeds
-        self._pending = 0  # accepted, not yet ended
+        self._lock = threading.Lock()  # guards `_open` and `_failure`
+        self._open: set[str] = set()  # ids of requests that are accepted and have not ended
         self._failure: str | None = None
+        self._last: Finish | None = None  # how open requests end once the engine has stopped
         self._thread = threading.Thread(target=self._run, name="outrider-engine", daemon=True)
         self._thread.start()
 
@@ -71,7 +73,14 @@ class Service:
         Raises RequestError, UnsupportedError, PromptTooLongError or CapacityError before the first piece.
         """
         loop, pieces = asyncio.get_running_loop(), asyncio.Queue[Piece]()
-        ticket = self._accept(prompt, params, request_id, lambda p: loop.call_soon_threadsafe(pieces.put_nowait, p))
+
+        def sink(piece: Piece) -> None:
+            loop.call_soon_threadsafe(pieces.put_nowait, piece)
+
+        if params.structured_outputs is None:
+            ticket = self._accept(prompt, params, request_id, sink)
+        else:  # a grammar may take seconds to compile, which the other callers' pieces should not wait for
+            ticket = await asyncio.to_thread(self._accept, prompt, params, request_id, sink)
         open_samples = params.n
         try:
             while open_samples:
@@ -110,7 +119,7 @@ class Service:
     @property
     def pending(self) -> int:
         """Requests that are accepted and have not ended."""
-        return self._pending
+        return len(self._open)
 
     def check(self) -> None:
         """Prove, between two steps, that memory is whole (for tests and soak runs)."""
@@ -132,7 +141,7 @@ class Service:
     def close(self, drain_s: float = 0.0) -> None:
         """Stop the engine thread; what has not ended within `drain_s` seconds is aborted."""
         deadline = monotonic() + drain_s
-        while self._pending and monotonic() < deadline:
+        while self._open and monotonic() < deadline:
             threading.Event().wait(0.01)
         self._inbox.put(None)
         self._thread.join()
@@ -140,20 +149,37 @@ class Service:
 
     def _accept(self, prompt: Sequence[int], params: SamplingParams, request_id: str | None, sink: Sink) -> Ticket:
         """Check a request on the caller's side and hand it to the engine thread."""
+        request = self._reserve(prompt, params, request_id)
+        try:
+            samples = self._core.samples(request)
+            streams = [self._core.text_stream(params) for _ in range(params.n)]
+        except BaseException:
+            self._release(request.id)
+            raise
+        ticket = Ticket(request, samples, streams, sink, params.n)
+        self._tickets[request.id] = ticket
+        self._inbox.put(lambda: self._core.engine.add(ticket.samples))
+        if self._last is not None:  # the engine stopped meanwhile and may not have seen this ticket
+            self._end(request.id, self._last)
+        return ticket
+
+    def _reserve(self, prompt: Sequence[int], params: SamplingParams, request_id: str | None) -> Request:
+        """Take a place in the queue; refusals come before anything is made."""
         with self._lock:
             if not self.healthy:
                 raise CapacityError(f"the engine has stopped: {self._failure or 'it was closed'}; restart the server")
-            if self._pending >= self._max_waiting:
-                raise CapacityError(f"{self._pending} requests are waiting; try again later")
+            if len(self._open) >= self._max_waiting:
+                raise CapacityError(f"{len(self._open)} requests are waiting; try again later")
             request = self._core.request(prompt, params, request_id)
-            if request.id in self._tickets:
+            if request.id in self._open:
                 raise RequestError(f"request id {request.id!r} is in use; choose another", request.id, "request_id")
-            streams = [self._core.text_stream(params) for _ in range(params.n)]
-            ticket = Ticket(request, self._core.samples(request), streams, sink, params.n)
-            self._pending += 1
-            self._tickets[request.id] = ticket
-        self._inbox.put(lambda: self._core.engine.add(ticket.samples))
-        return ticket
+            self._open.add(request.id)
+            return request
+
+    def _release(self, request_id: str) -> None:
+        """Give the place in the queue back."""
+        with self._lock:
+            self._open.discard(request_id)
 
     def _cancel(self, ticket: Ticket) -> None:
         """End a request whose caller has left (engine thread)."""
@@ -196,9 +222,8 @@ class Service:
         if piece.finish is not None:
             ticket.open_samples -= 1
             if ticket.open_samples == 0:
-                del self._tickets[ticket.request.id]
-                with self._lock:
-                    self._pending -= 1
+                self._tickets.pop(ticket.request.id, None)
+                self._release(ticket.request.id)
         try:
             ticket.sink(piece)
         except RuntimeError:
@@ -206,10 +231,16 @@ class Service:
 
     def _end_all(self) -> None:
         """The engine stops: everybody still waiting gets a final piece."""
-        finish = Finish("error", self._failure) if self._failure else Finish("abort")
+        self._last = Finish("error", self._failure) if self._failure else Finish("abort")
         with self._lock:
             self._failure = self._failure or "it was closed"
-        for ticket in list(self._tickets.values()):
-            ended = {s.index for s in ticket.samples if s.status.value == "finished"}
+        for request_id in list(self._tickets):
+            self._end(request_id, self._last)
+
+    def _end(self, request_id: str, finish: Finish) -> None:
+        """The last pieces of a request that the engine will not serve any more; whoever takes the ticket tells them."""
+        ticket = self._tickets.pop(request_id, None)
+        if ticket is not None:
+            ended = {sample.index for sample in ticket.samples if sample.status is Status.FINISHED}
             for index in sorted(set(range(ticket.request.params.n)) - ended):
-                self._tell(ticket, Piece(ticket.request.id, index, "", finish=finish))
+                self._tell(ticket, Piece(request_id, index, "", finish=finish))

@@ -33,6 +33,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         sizes = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "page_size", "kv_memory", "threads")
         _at_least(self, 1, sizes)
+        _at_least(self, 0, ("seed",))
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,8 @@ def _at_least(config: Any, least: int, names: Sequence[str]) -> None:
 
 def from_mapping(cls: type[T], values: Mapping[str, Any] | None, where: str) -> T:
     """Build a config from keys that a user typed: unknown keys and wrong kinds are errors that name the fix."""
+    if values is not None and not isinstance(values, Mapping):
+        raise ConfigError(f"{where} = {values!r} is refused; give a table", where)
     values = dict(values or {})
     known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
     hints = get_type_hints(cls)

@@ -10,8 +10,9 @@ and its physical *slot* (page * page size + offset).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -61,6 +62,10 @@ class SamplingParams:
     extra_args: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for names, fits, expected in _KINDS:
+            for name in names.split():
+                if not fits(getattr(self, name)):
+                    raise UnsupportedError(f"{name} = {getattr(self, name)!r} is refused; use {expected}", field=name)
         for name, ok, rule in self._rules():
             if not ok:
                 raise UnsupportedError(f"{name} = {getattr(self, name)!r} is refused; {rule}", field=name)
@@ -100,6 +105,42 @@ class SamplingParams:
     def speculative(self) -> bool:
         """Whether this request may be drafted for (per-request switch)."""
         return bool(self.extra_args.get("speculative", True))
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _is_list(value: Any, fits: Callable[[Any], bool]) -> bool:
+    return isinstance(value, (Sequence, Set, np.ndarray)) and not isinstance(value, str) and all(map(fits, value))
+
+
+def _is_bias(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(map(_is_whole, value)) and all(map(_is_number, value.values()))
+
+
+#: What the values of fields must be: names, test, and the words of the refusal.
+_KINDS: Sequence[tuple[str, Callable[[Any], bool], str]] = (
+    ("n top_k min_tokens", _is_whole, "a whole number"),
+    ("temperature top_p min_p repetition_penalty presence_penalty frequency_penalty", _is_number, "a number"),
+    ("max_tokens seed logprobs prompt_logprobs", lambda v: v is None or _is_whole(v), "a whole number, or None"),
+    (
+        "allowed_token_ids banned_token_ids stop_token_ids",
+        lambda v: v is None or _is_list(v, _is_whole),
+        "a list of token ids, or None",
+    ),
+    ("logit_bias", lambda v: v is None or _is_bias(v), "a table from token id to number, or None"),
+    (
+        "stop",
+        lambda v: v is None or isinstance(v, str) or _is_list(v, lambda item: isinstance(item, str)),
+        "a string, a list of strings, or None",
+    ),
+    ("extra_args", lambda v: isinstance(v, Mapping), "a table"),
+)
 
 
 def _check_structure(structure: Mapping[str, Any]) -> None:

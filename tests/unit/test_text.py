@@ -84,3 +84,23 @@ def test_held_back_is_the_longest_possible_beginning() -> None:
     assert held_length("abc!", ["abc"]) == 4
     assert held_length("zzz", ["abc"]) == 0
     assert held_length("abc", []) == 0
+
+
+@pytest.mark.parametrize("sizes", [[1] * 40, [2] * 20, [3, 1, 5, 2, 7], [100]])
+@pytest.mark.parametrize(
+    ("text", "minimum", "finish", "expected"),
+    [
+        ("abcba", 4, Finish("stop", "a"), "abcb"),  # the first one came before min_tokens
+        ("a", 1, Finish("stop", "a"), ""),
+        ("xaab!", 5, Finish("stop", "ab!"), "xa"),  # held for the longer one, and not cut for the shorter one
+        ("abcbz", 5, LENGTH, "abcbz"),
+    ],
+)
+def test_a_stop_string_before_min_tokens_cuts_nothing(sizes, text, minimum, finish, expected) -> None:
+    params = SamplingParams(stop=["a", "ab!"], min_tokens=minimum)
+    assert "".join(shown(text, sizes, finish, params)) == expected
+
+
+def test_text_before_min_tokens_is_shown_at_once() -> None:
+    stream = TextStream(Bytes(), SamplingParams(stop="a", min_tokens=4))
+    assert [stream.push(Delta("r", 0, (token,))).text for token in b"abc"] == ["a", "b", "c"]

@@ -6,7 +6,9 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from loading import llama_folder, llama_tensors
@@ -87,7 +89,43 @@ def test_closing_a_stream_releases_everything(llm: LLM) -> None:
 
 def test_a_stream_never_started_holds_no_result(llm: LLM) -> None:
     llm.stream(PROMPTS[0], GREEDY).close()
+    assert idle(llm)
     assert texts(llm, GREEDY) == texts(llm, GREEDY)
+
+
+def test_a_stream_that_nobody_keeps_is_aborted(llm: LLM) -> None:
+    llm.stream(PROMPTS[0], GREEDY)
+    assert idle(llm)
+
+
+def test_prompts_of_numpy_ids_are_prompts_of_ids(llm: LLM) -> None:
+    ids = llm.tokenizer.encode(PROMPTS[0])
+    for prompt in (np.array(ids), list(np.array(ids)), {"prompt_token_ids": np.array(ids)}):
+        assert llm.generate(prompt, GREEDY)[0].prompt_token_ids == ids
+
+
+@pytest.mark.parametrize("ids", [["a"], None, "ab", [1.5]])
+def test_prompt_token_ids_of_another_kind_are_refused(llm: LLM, ids: object) -> None:
+    with pytest.raises(RequestError, match="a prompt is a string"):
+        llm.generate({"prompt_token_ids": ids}, GREEDY)
+
+
+def test_sampling_params_of_another_kind_are_refused(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="give SamplingParams"):
+        llm.generate("a", {"max_tokens": 3})  # type: ignore[arg-type]
+
+
+def test_a_path_is_a_model_and_nothing_is_none(folder: str) -> None:
+    with LLM(Path(folder), max_model_len=96, backend="reference") as llm:
+        assert llm.generate("a", GREEDY)[0].finished
+    with pytest.raises(ConfigError, match="model = None is refused"):
+        LLM(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("option", ["dtype", "device"])
+def test_an_option_that_is_no_string_is_refused(folder: str, option: str) -> None:
+    with pytest.raises(ConfigError, match=f"{option} = 3 is refused; give a string"):
+        LLM(folder, **{option: 3})
 
 
 def test_many_threads_share_one_llm(llm: LLM) -> None:

@@ -6,6 +6,7 @@ Shared by `LLM` (one caller at a time steps the engine) and `Service` (a thread 
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -57,6 +58,9 @@ class Options:
     ) -> Options:
         """Check every key by name; "auto" speculation is the best set known for the model (resolve.py)."""
         own = {key: options[key] for key in ("dtype", "device", "revision", "backend") if key in options}
+        for key, value in own.items():
+            if not isinstance(value, str) and not (key == "revision" and value is None):
+                raise ConfigError(f"{key} = {value!r} is refused; give a string", key)
         engine = {key: value for key, value in options.items() if key not in own}
         context = None if context_config is None else from_mapping(ContextConfig, context_config, "context_config")
         config = from_mapping(EngineConfig, engine, "LLM options")
@@ -66,8 +70,15 @@ class Options:
 class Core:
     """One loaded model, its engine, and the making of sequences. Not thread-safe."""
 
-    def __init__(self, model: str | LoadedModel, options: Options) -> None:
-        self.loaded = load_model(model, revision=options.revision) if isinstance(model, str) else model
+    def __init__(self, model: str | os.PathLike[str] | LoadedModel, options: Options) -> None:
+        if not isinstance(model, (str, os.PathLike, LoadedModel)):
+            raise ConfigError(
+                f"model = {model!r} is refused; give an alias, a folder, a .gguf file or a hub id", "model"
+            )
+        named = isinstance(model, (str, os.PathLike))
+        self.loaded: LoadedModel = (
+            model if isinstance(model, LoadedModel) else load_model(os.fspath(model), revision=options.revision)
+        )
         self.tokenizer = self.loaded.tokenizer
         self.spec = self.loaded.spec
         engine = options.engine
@@ -180,8 +191,8 @@ class Core:
         if isinstance(prompt, str):
             return prompt, self.tokenizer.encode(prompt, add_special=True)
         if isinstance(prompt, Mapping) and set(prompt) == {"prompt_token_ids"}:
-            return None, list(prompt["prompt_token_ids"])
-        if isinstance(prompt, Sequence) and all(isinstance(token, (int, np.integer)) for token in prompt):
+            prompt = prompt["prompt_token_ids"]
+        if isinstance(prompt, (Sequence, np.ndarray)) and all(isinstance(token, (int, np.integer)) for token in prompt):
             return None, [int(token) for token in prompt]
         raise RequestError(
             f'a prompt is a string, a list of token ids or {{"prompt_token_ids": [...]}}; got {type(prompt).__name__}',

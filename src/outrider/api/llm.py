@@ -6,12 +6,15 @@ hand-over between threads. Closing a stream early aborts its request at once.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from time import perf_counter
 from typing import Any
+
+import numpy as np
 
 from outrider.api.core import Core, Options, parse_speculative
 from outrider.api.outputs import CompletionOutput, Piece, RequestOutput
@@ -35,7 +38,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | LoadedModel,
+        model: str | os.PathLike[str] | LoadedModel,
         *,
         speculative_config: Mapping[str, Any] | str | None = "auto",
         context_config: Mapping[str, Any] | None = None,
@@ -87,14 +90,13 @@ class LLM:
     def stream(self, prompt: Any, sampling_params: SamplingParams | None = None) -> Generator[Piece]:
         """Pieces of one answer as they come. Close the iterator to abort."""
         _, ids = self.core.encode(prompt)
-        return self._pieces(self._submit(ids, sampling_params or SamplingParams()))
+        return self._stream(ids, sampling_params)
 
     def stream_chat(
         self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
     ) -> Generator[Piece]:
         """Pieces of one answer to a conversation as they come."""
-        ids = self.core.tokenizer.chat(messages)
-        return self._pieces(self._submit(ids, sampling_params or SamplingParams()))
+        return self._stream(self.core.tokenizer.chat(messages), sampling_params)
 
     def set_speculative_config(self, config: Mapping[str, Any] | str | None) -> None:
         """Speculate in another way from now on (same values as at the start); only while no request is open."""
@@ -142,17 +144,27 @@ class LLM:
             self.core.engine.add(samples)
             return request
 
+    def _stream(self, prompt: Sequence[int], params: SamplingParams | None) -> Generator[Piece]:
+        """Submit a request and give its pieces."""
+        request = self._submit(prompt, params or SamplingParams())
+        pieces = self._pieces(request)
+        next(pieces)  # a generator that never ran would not hear that it is closed
+        return pieces
+
     def _pieces(self, request: Request) -> Generator[Piece]:
-        """Turn a request's deltas into text until every sample has ended."""
+        """Turn a request's deltas into text until every sample has ended; the first piece is empty."""
         streams = [self.core.text_stream(request.params) for _ in range(request.params.n)]
         with closing(self._deltas(request)) as deltas:
+            next(deltas)
+            yield Piece(request.id, 0, "")
             for delta in deltas:
                 yield streams[delta.index].push(delta)
 
     def _deltas(self, request: Request) -> Generator[Delta]:
-        """A request's news; steps the engine while there is none. Leaving early aborts the request."""
-        inbox, open_samples = self._inboxes[request.id], request.params.n
+        """A request's news behind an empty delta; steps the engine while there is none. Leaving early aborts it."""
+        inbox, open_samples = self._inboxes.get(request.id, deque()), request.params.n
         try:
+            yield Delta(request.id, 0)
             while open_samples:
                 while not inbox:
                     self._advance(inbox)
@@ -218,6 +230,7 @@ class LLM:
         output = RequestOutput(request.id, text, list(request.prompt), samples)
         streams = [self.core.text_stream(params) for _ in range(params.n)]
         with closing(self._deltas(request)) as deltas:
+            next(deltas)
             for delta in deltas:
                 output.metrics.add(delta, perf_counter() - started)
                 samples[delta.index].add(streams[delta.index].push(delta))
@@ -228,7 +241,7 @@ class LLM:
 
 def _is_batch(prompts: Any) -> bool:
     """Whether `prompts` is several prompts: a list whose members are not token ids."""
-    return isinstance(prompts, (list, tuple)) and not (prompts and isinstance(prompts[0], int))
+    return isinstance(prompts, (list, tuple)) and not (prompts and isinstance(prompts[0], (int, np.integer)))
 
 
 def _params_for(
@@ -237,6 +250,8 @@ def _params_for(
     """One SamplingParams per prompt."""
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * len(prompts)
+    if not isinstance(params, (list, tuple)) or not all(isinstance(given, SamplingParams) for given in params):
+        raise RequestError(f"sampling_params = {params!r} is refused; give SamplingParams, or one for each prompt")
     if len(params) != len(prompts):
         raise RequestError(f"{len(prompts)} prompts but {len(params)} sampling_params; give one, or one for each")
     return list(params)

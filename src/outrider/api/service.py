@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -44,7 +45,7 @@ class Service:
 
     def __init__(
         self,
-        model: str | LoadedModel,
+        model: str | os.PathLike[str] | LoadedModel,
         *,
         speculative_config: Mapping[str, Any] | str | None = "auto",
         context_config: Mapping[str, Any] | None = None,

@@ -128,6 +128,13 @@ def test_an_option_that_is_no_string_is_refused(folder: str, option: str) -> Non
         LLM(folder, **{option: 3})
 
 
+def test_an_llm_in_a_forked_process_is_refused(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with LLM(folder, max_model_len=96, backend="reference") as llm:
+        monkeypatch.setattr("os.getpid", lambda: -1)
+        with pytest.raises(RequestError, match="make one after the fork"):
+            llm.generate("a", GREEDY)
+
+
 def test_many_threads_share_one_llm(llm: LLM) -> None:
     expected = texts(llm, GREEDY)
     found: dict[int, list[int]] = {}

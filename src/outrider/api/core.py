@@ -75,7 +75,6 @@ class Core:
             raise ConfigError(
                 f"model = {model!r} is refused; give an alias, a folder, a .gguf file or a hub id", "model"
             )
-        named = isinstance(model, (str, os.PathLike))
         self.loaded: LoadedModel = (
             model if isinstance(model, LoadedModel) else load_model(os.fspath(model), revision=options.revision)
         )

@@ -45,6 +45,7 @@ class LLM:
         **options: Any,
     ) -> None:
         self._core: Core | None = Core(model, Options.parse(speculative_config, context_config, options))
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._inboxes: dict[str, deque[Delta]] = {}
 
@@ -53,6 +54,8 @@ class LLM:
         """The model and engine behind this object; an error once it is closed."""
         if self._core is None:
             raise RequestError("this LLM is closed; make a new one")
+        if self._process != os.getpid():  # a fork copies no threads: the forward pass would wait for them forever
+            raise RequestError("this LLM belongs to the process that made it; make one after the fork, or use spawn")
         return self._core
 
     @property

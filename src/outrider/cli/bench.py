@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from outrider.cli import options as opt
+from outrider.errors import ConfigError
 
 app = typer.Typer(
     help="Measure speed, context, serving, or compare with peers.",
@@ -55,8 +56,8 @@ def speed(
     from outrider.bench.roofline import roof
     from outrider.bench.workloads import load_prompts
 
-    wanted = [speed.Mode.parse(name) for name in split(modes)]
-    levels = [int(level) for level in split(concurrency)]
+    wanted = [speed.Mode.parse(name) for name in some(modes, "--modes")]
+    levels = parse_levels(concurrency)
     prompts = load_prompts(data, split(tasks) if tasks else None, requests)
     with LLM(
         model,
@@ -80,6 +81,22 @@ def speed(
     columns = ["task", "concurrency", "mode", "output_tokens_per_second", ratio, "acceptance_length", "draft_ms"]
     table.show(rows, [*columns, "verify_ms", "overhead_ms", f"identical_to_{wanted[0].name}"], f"speed of {model}")
     record.emit(record.new_record("speed", config, rows, **more), out)
+
+
+def some(text: str, option: str) -> list[str]:
+    """Words between commas, of which there must be one."""
+    words = split(text)
+    if not words:
+        raise ConfigError(f"{option} names nothing; give words, comma separated", option)
+    return words
+
+
+def parse_levels(text: str) -> list[int]:
+    """Numbers of requests at a time, of which there must be one."""
+    words = some(text, "--concurrency")
+    if not all(word.isdecimal() and int(word) for word in words):
+        raise ConfigError(f"--concurrency = {text!r} is refused; give numbers from 1, comma separated", "--concurrency")
+    return [int(word) for word in words]
 
 
 def split(text: str) -> list[str]:
@@ -115,7 +132,9 @@ def peers(
     shapes = make_shapes(loaded.tokenizer, streams, prefill, max_tokens)
     shared = {"threads": threads or len(record.cores()), "context": 1024 + max_tokens, "streams": streams}
     ours = {"speculative": opt.parse_speculative(speculative), "dtype": dtype, "kv_cache_dtype": kv_cache_dtype}
-    engines = [opener(name)(loaded.path, **shared, **(ours if name == "outrider" else {})) for name in split(names)]
+    engines = [
+        opener(name)(loaded.path, **shared, **(ours if name == "outrider" else {})) for name in some(names, "--peers")
+    ]
     try:
         rows = compare(engines, shapes, repeats)
     finally:

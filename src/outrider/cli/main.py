@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import version
+from io import TextIOWrapper
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -91,6 +92,9 @@ def build() -> typer.Typer:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status; every error of Outrider's own becomes one line on stderr."""
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a terminal that cannot show a character must not end an answer
+            stream.reconfigure(errors="replace")
     try:
         result = typer.main.get_command(build()).main(given, prog_name="outrider", standalone_mode=False)
     except UsageError as error:
@@ -99,6 +103,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return complain(str(error), WRONG_USAGE)
     except OutriderError as error:
         return complain(str(error), FAILED)
+    except OSError as error:
+        return complain(f"{error}; check the path, the disk and the permissions", FAILED)
     except typer.Abort:
         return FAILED
     return result if isinstance(result, int) else DONE

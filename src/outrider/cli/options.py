@@ -70,5 +70,5 @@ def parse_bytes(text: str) -> int:
     number = digits.rstrip("kmgti")
     try:
         return int(float(number) * UNITS[digits[len(number) :]])
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, OverflowError):
         raise ConfigError(f"{text!r} is no amount of memory; write it like 512MiB or 80GiB") from None

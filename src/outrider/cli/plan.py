@@ -183,7 +183,7 @@ def _print_thresholds(report: dict[str, Any], console: Console) -> None:
 def _print_bars(report: dict[str, Any], console: Console) -> None:
     table = Table("context", "fast tier in use", "", "slow layers", box=None)
     for point in report["curve"]:
-        share = point["fast_bytes"] / report["memory"]
+        share = point["fast_bytes"] / max(1, report["memory"])
         slow = "does not fit" if point["slow_layers"] is None else str(point["slow_layers"])
         table.add_row(
             f"{point['length']:,}",

@@ -149,6 +149,8 @@ def footprint(
     staging_layers: int = 0,
 ) -> Footprint:
     """The footprint of a model with this shape and these stored weights; by default as the paper counts."""
+    if not 1 <= overhead < float("inf"):
+        raise ConfigError(f"overhead = {overhead} is refused; use 1 or more", "overhead")
     headed = selector in ("published", "head")
     return Footprint(
         weight_bytes=weight_bytes,

@@ -49,6 +49,15 @@ def test_speculation_changes_no_token(kind, depth, together) -> None:
     assert not drafter.held
 
 
+def test_drafts_leave_a_row_for_everybody_behind() -> None:
+    harness = Harness(SCRIPT, OracleDrafter(SCRIPT), depth=8, max_num_batched_tokens=6, prefix_caching=False)
+    ids = [harness.submit([first, 2], SamplingParams(temperature=0, max_tokens=60)) for first in (1, 2, 3, 4)]
+    for _ in range(8):
+        harness.step()
+    assert harness.accepted > 0
+    assert all(len(harness.tokens(request_id)) >= 4 for request_id in ids)
+
+
 def test_an_oracle_saves_forward_passes() -> None:
     fast, slow = Harness(SCRIPT, OracleDrafter(SCRIPT), depth=5), Harness(SCRIPT)
     fast.run(PROMPTS[:1])

@@ -57,9 +57,11 @@ class Scheduler:
         """
         self.preempted = []
         budget = Budget(self._config.max_num_batched_tokens, self._memory.pool.available)
-        for sequence in list(self.running):
-            if budget.rows > 0 and sequence.status is Status.RUNNING and sequence.id not in held:
-                self._continue(sequence, budget)
+        turns = [sequence for sequence in self.running if sequence.id not in held]
+        others = len(turns) + min(len(self.waiting), self._config.max_num_seqs - len(self.running))
+        for turn, sequence in enumerate(turns, start=1):
+            if budget.rows > 0 and sequence.status is Status.RUNNING:
+                self._continue(sequence, budget, others - turn)
         if not self.preempted:
             self._admit(budget)
         return Plan(tuple(budget.works))
@@ -77,10 +79,13 @@ class Scheduler:
         """The unfinished sequences of a request."""
         return [s for s in self._all() if s.request.id == request_id]
 
-    def _continue(self, sequence: Sequence, budget: Budget) -> None:
-        """Plan a running sequence, making room by dropping drafts first and later sequences second."""
+    def _continue(self, sequence: Sequence, budget: Budget, behind: int) -> None:
+        """Plan a running sequence, making room by dropping drafts first and later sequences second.
+
+        behind: sequences whose turn is still to come; drafts leave a row for each of them.
+        """
         rows = min(sequence.remaining, budget.rows)
-        limit = self.draft_limit(sequence, budget.rows - rows)
+        limit = self.draft_limit(sequence, budget.rows - rows - behind)
         if self._memory.missing(sequence, rows + limit) > budget.pages:
             limit = 0
         while self._memory.missing(sequence, rows) > budget.pages:

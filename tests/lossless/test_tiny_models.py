@@ -73,6 +73,14 @@ def test_threads_change_nothing(plain: str, threads: int) -> None:
     assert [o.outputs[0].token_ids for o in mine] == [o.outputs[0].token_ids for o in theirs]
 
 
+def test_the_first_pass_of_all_may_want_no_logits(plain: str) -> None:
+    """A fresh decoder whose first chunk does not reach the end of the prompt."""
+    params = replace(GREEDY, max_tokens=8)
+    with LLM(plain, backend="compiled", max_num_batched_tokens=2) as fresh, LLM(plain, backend="compiled") as other:
+        first, whole = (llm.generate(PROMPTS[0], params)[0].outputs[0].token_ids for llm in (fresh, other))
+    assert first == whole
+
+
 def test_little_memory_changes_nothing(plain: str) -> None:
     with (
         LLM(plain, backend="compiled") as roomy,

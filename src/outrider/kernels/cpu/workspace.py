@@ -38,6 +38,7 @@ class Workspace:
 
     def fit(self, rows: int, wanted: int, chunks: int) -> None:
         """Make room for `rows` rows, `wanted` logit rows and, for few rows, `chunks` chunks of attention."""
+        wanted = max(1, wanted)  # a chunk of a prompt wants no logits, but the record must hold addresses
         if rows > self._rows:
             self._rows = padded(rows, 16)
             self._grow_rows()

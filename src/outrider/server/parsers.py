@@ -93,7 +93,7 @@ class MarkupParser:
                 self._skip_space = not self._held
             before = (self._held, self._read)
             events += self._read(final)
-            if (self._held, self._read) == before or not self._held:
+            if (self._held, self._read) == before or not (self._held or final):
                 return events
 
     def _beginning(self, final: bool) -> list[Event]:

@@ -34,7 +34,7 @@ class DistillOptions:
     data_minutes: float | None = None  # of answering, at most; None: all prompts
     holdout: int = 16  # one prompt in this many is kept for evaluation
     eval_prompts: int = 60  # held-out prompts per domain whose answers are evaluated
-    engine_prompts: int = 8  # of these, prompts per domain that are answered again in the engine with the head drafting
+    engine_prompts: int = 2  # of these, prompts per domain that are answered again in the engine with the head drafting
 
     # Shape of the head; None: a share of the target's that keeps a draft token near 5 % of its step
     vocab_size: int = 8192  # tokens that the head can draft

@@ -164,6 +164,7 @@ class Run:
     def _publish(self, facts: dict, scores: dict, history: list[dict]) -> None:
         """The card and the summary page."""
         title = f"{self.loaded.name}: {self.name}"
-        write_card(self.head_folder, title, facts, scores, self.options.to_dict())
+        settings = {**self.options.to_dict(), "init": Path(self.options.init).name}  # where it lay is nobody's business
+        write_card(self.head_folder, title, facts, scores, settings)
         write_json(self.head_folder / "acceptance.json", scores)
         write_report(self.out / f"report-{self.name}.html", title, facts, history, scores)

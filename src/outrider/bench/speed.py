@@ -28,6 +28,12 @@ MODES: Mapping[str, Mapping[str, Any] | str | None] = {
     "ngram": {"drafters": ["ngram"], "num_speculative_tokens": 4},
     "suffix": {"drafters": ["suffix"], "num_speculative_tokens": 4},
     "majority": {"drafters": ["ngram", "suffix"], "vote": "majority", "num_speculative_tokens": 4},
+    "trend": {
+        "drafters": ["ngram", "suffix"],
+        "vote": "majority",
+        "length": "trend",
+        "num_speculative_tokens": [1, 8],
+    },
     "hedge": {"drafters": ["ngram", "suffix"], "vote": "hedge", "num_speculative_tokens": 4},
     "goodput": {
         "drafters": ["ngram", "suffix"],
@@ -69,6 +75,12 @@ class Round:
         return sum(len(sample.token_ids) for output in self.outputs for sample in output.outputs)
 
     @property
+    def decode_speed(self) -> float:
+        """Tokens per second and stream behind the first ones: what speculation speeds up, prompts left out."""
+        spans = [((o.metrics.finished_s or 0) - (o.metrics.first_token_s or 0)) for o in self.outputs]
+        return (self.tokens - len(self.outputs)) / max(sum(spans), 1e-9)
+
+    @property
     def answers(self) -> list[list[int]]:
         return [sample.token_ids for output in self.outputs for sample in output.outputs]
 
@@ -99,6 +111,11 @@ class Case:
             "output_tokens": self.rounds[0].tokens,
             "output_tokens_per_second": median(speeds),
             "ratio_to_" + reference.mode: median(ratios),
+            "decode_tokens_per_second": median(r.decode_speed for r in self.rounds),
+            "decode_ratio_to_" + reference.mode: median(
+                mine.decode_speed / theirs.decode_speed
+                for mine, theirs in zip(self.rounds, reference.rounds, strict=True)
+            ),
             "ttft_ms_p50": percentile(first, 50),
             "ttft_ms_p99": percentile(first, 99),
             "tpot_ms_p50": percentile(each, 50),

@@ -16,13 +16,15 @@ from collections.abc import Callable
 import numpy as np
 
 from outrider.kernels.cpu import formats, isa
+from outrider.kernels.cpu.layout import PLANES
 from outrider.kernels.cpu.machine import compiled
 from outrider.kernels.cpu.pack import pack_groups, quantise_dense
 from outrider.kernels.cpu.product import MAX_ROWS, multiply, product_address
 from outrider.kernels.cpu.workspace import address
 from outrider.models.compiled import CompiledDecoder
 from outrider.models.load import load_model
-from outrider.types import Batch
+from outrider.models.spec import GroupedInts
+from outrider.types import Batch, Float32
 
 SIZE, INPUTS, REPEATS = 64, 1536, 200
 
@@ -47,13 +49,20 @@ def best_of(call: Callable[[], object], runs: int, clock: Callable[[], float]) -
     return min(times)
 
 
+def sixes(values: Float32) -> GroupedInts:
+    """Six-bit integers of about these values, all counts 1."""
+    factor = np.ones((len(values), INPUTS // 256), np.float32)
+    q = np.clip(np.rint(values * 8), -32, 31).astype(np.int8)
+    return GroupedInts(6, q, np.repeat(factor, 16, 1), factor=factor)
+
+
 def measure_product(path: str) -> None:
     rng = np.random.default_rng(0)
     values = rng.normal(size=(SIZE, INPUTS)).astype(np.float32)
     x = rng.integers(-127, 128, (MAX_ROWS, INPUTS)).astype(np.int8)
-    meta, out = np.ones((3, MAX_ROWS, INPUTS // 32), np.float32), np.zeros((MAX_ROWS, 16), np.float32)
-    for bits in (4, 8):
-        packed = pack_groups(quantise_dense(values, bits))
+    meta, out = np.ones((PLANES, MAX_ROWS, INPUTS // 32), np.float32), np.zeros((MAX_ROWS, 16), np.float32)
+    for ints in (quantise_dense(values, 4), quantise_dense(values, 8), sixes(values)):
+        packed = pack_groups(ints)
         tiles, size = packed.data.shape
         speeds = []
         for rows in (1, 2, 4, 8):

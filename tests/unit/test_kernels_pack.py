@@ -6,7 +6,7 @@ import pytest
 from outrider.kernels.cpu import formats, layout
 from outrider.kernels.cpu.machine import compiled
 from outrider.kernels.cpu.pack import Packed, pack, pack_dense, pack_groups, quantise_dense
-from outrider.kernels.cpu.step import expand_channel
+from outrider.kernels.cpu.unpack import expand_channel
 from outrider.kernels.cpu.workspace import address
 from outrider.models.spec import GroupedInts
 
@@ -35,6 +35,10 @@ def stored(kind: int, n: int, k: int, seed: int = 0) -> GroupedInts:
     def scales(dtype: type) -> np.ndarray:
         return rng.normal(size=(n, groups)).astype(dtype).astype(np.float32)
 
+    if kind == formats.Q6_K:
+        factor = rng.normal(size=(n, k // 256)).astype(np.float16).astype(np.float32)
+        scale = rng.integers(-128, 128, (n, k // 16)).astype(np.float32) * np.repeat(factor, 16, 1)
+        return GroupedInts(6, rng.integers(-32, 32, (n, k)).astype(np.int8), scale, factor=factor)
     if kind in (formats.Q8_F16, formats.Q8_F32):
         q8 = rng.integers(-127, 128, (n, k)).astype(np.int8)
         return GroupedInts(8, q8, scales(np.float16 if kind == formats.Q8_F16 else np.float32))
@@ -50,11 +54,11 @@ def stored(kind: int, n: int, k: int, seed: int = 0) -> GroupedInts:
 def dense(ints: GroupedInts) -> np.ndarray:
     """The values in fp32, as GroupedInts defines them."""
     k = ints.q.shape[1]
-    values = np.repeat(ints.scale, 32, 1)[:, :k] * ints.q.astype(np.float32)
+    values = np.repeat(ints.scale, 16 if ints.bits == 6 else 32, 1)[:, :k] * ints.q.astype(np.float32)
     return values if ints.minimum is None else values + np.repeat(ints.minimum, 32, 1)[:, :k]
 
 
-@pytest.mark.parametrize("kind", [formats.Q4_F16, formats.Q4_F32, formats.Q4_K, formats.Q8_F16, formats.Q8_F32])
+@pytest.mark.parametrize("kind", range(formats.Q4_F16, len(formats.NAMES)))
 @pytest.mark.parametrize(("n", "k"), [(16, 256), (37, 512)])
 def test_stored_integers_survive_packing(kind, n, k):
     ints = stored(kind, n, k)
@@ -75,6 +79,18 @@ def test_q4_k_costs_less_than_a_scale_per_group():
     small, large = pack_groups(stored(formats.Q4_K, 16, 512)), pack_groups(stored(formats.Q4_F32, 16, 512))
     assert small.data.nbytes == 16 * 512 * 4.625 / 8
     assert large.data.nbytes == 16 * 512 * 6 / 8
+    assert pack_groups(stored(formats.Q6_K, 16, 512)).data.nbytes == 16 * 512 * 6.5625 / 8
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_six_bit_groups_without_size_are_zero_and_bad_ones_show(bad):
+    ints = stored(formats.Q6_K, 16, 512)
+    ints.factor[3, 0] = ints.scale[3, :16] = 0
+    ints.factor[4, 1] = ints.scale[4, 16:] = bad
+    values = expand(pack_groups(ints))
+    assert not values[3, :256].any()
+    assert np.isfinite(values[4, :256]).all()
+    assert not np.isfinite(values[4, 256:]).any()
 
 
 @pytest.mark.parametrize(("bits", "most"), [(8, 0.5 / 127), (4, 0.5 / 14)])
@@ -118,4 +134,7 @@ def test_modes_keep_what_is_stored_where_it_is_small_enough():
     assert [pack(four, mode).kind for mode in ("auto", "int8", "int4")] == [formats.Q4_F16] * 3
     assert [pack(eight, mode).kind for mode in ("auto", "int8")] == [formats.Q8_F16] * 2
     assert pack(eight, "int4").kind == formats.Q4_F16
+    six = Weight(stored(formats.Q6_K, 16, 256))
+    assert [pack(six, mode).kind for mode in ("auto", "int8")] == [formats.Q6_K] * 2
+    assert pack(six, "int4").kind == formats.Q4_F16
     assert pack(four, "float32").kind == formats.F32

@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 
 from outrider.kernels.cpu import formats, isa, rows
+from outrider.kernels.cpu.layout import PLANES
 from outrider.kernels.cpu.machine import compiled
 from outrider.kernels.cpu.pack import Packed, pack_dense, pack_groups
 from outrider.kernels.cpu.product import multiply, product_address
 from outrider.kernels.cpu.workspace import address
 from unit.test_kernels_pack import dense, stored
 
-KINDS = [formats.Q4_F16, formats.Q4_F32, formats.Q4_K, formats.Q8_F16, formats.Q8_F32]
+KINDS = range(formats.Q4_F16, len(formats.NAMES))
 
 
 @compiled
@@ -24,11 +25,11 @@ def run(product, kind, count, w, tile_bytes, tiles, bias, groups, x, stride, met
 
 
 def quantise(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """int8 rows, and [3, rows, groups] of scales, excess (as bits) and sums."""
+    """int8 rows, and [planes, rows, groups] of scales, excess (as bits), sums and more."""
     count, k = x.shape
-    q, meta = np.zeros((count, k), np.int8), np.zeros((3, count, k // 32), np.float32)
+    q, meta = np.zeros((count, k), np.int8), np.zeros((PLANES, count, k // 32), np.float32)
     for r in range(count):
-        rows.quantise_row(address(x[r]), k // 32, address(q[r]), *(address(plane[r]) for plane in meta))
+        rows.quantise_row(address(x[r]), k // 32, address(q[r]), address(meta[0, r]), meta.strides[0])
     return q, meta
 
 
@@ -57,12 +58,24 @@ def expected(ints, x: np.ndarray) -> np.ndarray:
     total = np.zeros((len(x), len(ints.q)), np.float32)
     for g in range(x.shape[1] // 32):
         at = slice(32 * g, 32 * g + 32)
-        dots = (q[:, at].astype(np.int32) @ ints.q[:, at].astype(np.int32).T).astype(np.float32)
+        dots, scale = integers(ints, q, at), ints.scale[:, g]
+        if ints.factor is not None:
+            scale = ints.factor[:, g // 8]
         with np.errstate(invalid="ignore"):
-            total = total + dots * (ints.scale[:, g] * meta[0, :, g, None])
+            total = total + dots.astype(np.float32) * (scale * meta[0, :, g, None])
             if ints.minimum is not None:
                 total = total + ints.minimum[:, g] * meta[2, :, g, None]
     return total
+
+
+def integers(ints, q: np.ndarray, at: slice) -> np.ndarray:
+    """The exact integers of one group, [rows, channels]."""
+    left, right = q[:, at].astype(np.int32), ints.q[:, at].astype(np.int32)
+    if ints.factor is not None:
+        both = slice(at.start // 16, at.stop // 16)
+        counts = ints.scale[:, both] / ints.factor[:, at.start // 256, None]
+        right = right * np.repeat(counts.astype(np.int32), 16, 1)
+    return left @ right.T
 
 
 def rough_rows(count: int, k: int) -> np.ndarray:
@@ -88,11 +101,20 @@ def test_every_path_and_row_count_gives_the_defined_bits(path, kind):
 
 @pytest.mark.parametrize("path", isa.available())
 def test_extreme_integers_do_not_saturate(path):
-    for kind, value in ((formats.Q8_F16, 127), (formats.Q8_F16, -127), (formats.Q4_F16, 15)):
-        ints = stored(kind, 16, 64)
+    cases = (
+        (formats.Q8_F16, 127),
+        (formats.Q8_F16, -127),
+        (formats.Q4_F16, 15),
+        (formats.Q6_K, -32),
+        (formats.Q6_K, 31),
+    )
+    for kind, value in cases:
+        ints = stored(kind, 16, 256)
         ints.q[:] = value
+        if ints.factor is not None:
+            ints.scale[:] = -128 * np.repeat(ints.factor, 16, 1)
         for sign in (1, -1):
-            x = np.full((8, 64), sign * 3.0, np.float32)
+            x = np.full((8, 256), sign * 3.0, np.float32)
             np.testing.assert_array_equal(product(path, pack_groups(ints), x, 8), expected(ints, x))
 
 
@@ -120,14 +142,23 @@ def test_bias_and_addition():
 @pytest.mark.parametrize("path", isa.available())
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_nan_and_infinity_stay_visible_in_their_row_only(path, bad):
-    for kind in (formats.Q4_F16, formats.Q8_F16):
-        ints = stored(kind, 16, 64)
-        x = np.random.default_rng(4).normal(size=(3, 64)).astype(np.float32)
+    for kind in (formats.Q4_F16, formats.Q8_F16, formats.Q6_K):
+        ints = stored(kind, 16, 256)
+        x = np.random.default_rng(4).normal(size=(3, 256)).astype(np.float32)
         clean = product(path, pack_groups(ints), x, 3)
         x[1, 40] = bad
         result = product(path, pack_groups(ints), x, 3)
         assert not np.isfinite(result[1]).any()
         np.testing.assert_array_equal(result[[0, 2]], clean[[0, 2]])
+
+
+@pytest.mark.parametrize("path", isa.available())
+def test_a_bad_factor_of_stored_weights_shows_in_its_channel_only(path):
+    ints = stored(formats.Q6_K, 16, 256)
+    ints.factor[5] = np.nan
+    ints.factor[6] = np.inf
+    result = product(path, pack_groups(ints), np.ones((2, 256), np.float32), 2)
+    np.testing.assert_array_equal(np.isfinite(result), np.tile(~np.isin(np.arange(16), (5, 6)), (2, 1)))
 
 
 def test_the_product_is_close_to_the_real_one():

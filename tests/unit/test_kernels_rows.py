@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from outrider.kernels.cpu import maths, rows, vectors
+from outrider.kernels.cpu.layout import PLANES
 from outrider.kernels.cpu.machine import compiled, f32
 from outrider.kernels.cpu.workspace import address
 
@@ -40,9 +41,9 @@ def mapped(function, x: np.ndarray) -> np.ndarray:
 
 def quantised(x: np.ndarray):
     groups = len(x) // 32
-    q, meta = np.zeros(len(x), np.int8), np.zeros((3, groups), np.float32)
-    rows.quantise_row(address(x), groups, address(q), *(address(plane) for plane in meta))
-    return q, meta[0], meta[1].view(np.int32), meta[2]
+    q, meta = np.zeros(len(x), np.int8), np.zeros((PLANES, groups), np.float32)
+    rows.quantise_row(address(x), groups, address(q), address(meta), meta.strides[0])
+    return q, meta[0], meta[1].view(np.int32), meta[2], meta[3:].view(np.int32)
 
 
 def test_exp_is_within_two_ulp_and_keeps_its_edges():
@@ -82,17 +83,18 @@ def test_activations_agree_with_torch(name):
 def test_quantised_groups_are_the_nearest_integers():
     x = np.random.default_rng(0).normal(size=160).astype(np.float32)
     x[40] = 300.0
-    q, scale, excess, sum_ = quantised(x)
+    q, scale, excess, sum_, halves = quantised(x)
     np.testing.assert_array_equal(scale, np.abs(x.reshape(5, 32)).max(1) / np.float32(127))
     assert (np.abs(q.reshape(5, 32) * scale[:, None] - x.reshape(5, 32)).max(1) <= scale * 0.5001).all()
     assert np.abs(q).max() == 127
     np.testing.assert_array_equal(excess, -128 * q.reshape(5, 32).astype(np.int32).sum(1))
+    np.testing.assert_array_equal(halves.T, -32 * q.reshape(5, 2, 16).astype(np.int32).sum(2))
     np.testing.assert_array_equal(sum_, scale * q.reshape(5, 32).sum(1, dtype=np.int32).astype(np.float32))
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-42, 1e-33])
 def test_zero_and_denormal_groups_become_zero(value):
-    q, scale, _, sum_ = quantised(np.full(32, value, np.float32))
+    q, scale, _, sum_, _ = quantised(np.full(32, value, np.float32))
     assert not q.any()
     assert scale[0] == sum_[0] == 0
 
@@ -101,7 +103,7 @@ def test_zero_and_denormal_groups_become_zero(value):
 def test_a_bad_group_has_a_bad_scale(value):
     x = np.ones(64, np.float32)
     x[7] = value
-    q, scale, _, sum_ = quantised(x)
+    q, scale, _, sum_, _ = quantised(x)
     assert not np.isfinite(scale[0])
     assert not np.isfinite(sum_[0])
     assert np.isfinite(scale[1])

@@ -40,8 +40,9 @@ def test_exact_types_give_what_the_file_says_bit_for_bit(kind: Kind) -> None:
     groups = stored.groups()
     assert groups is not None
     assert groups.q.shape == (5, 512)
-    assert groups.scale.shape == (5, 16)
-    assert (groups.minimum is None) == (groups.bits == 8)
+    assert groups.scale.shape == (5, 32 if groups.bits == 6 else 16)
+    assert (groups.minimum is None) == (groups.bits > 4)
+    assert (groups.factor is None) == (groups.bits != 6)
     assert groups.q.dtype == (np.uint8 if groups.bits == 4 else np.int8)
     expected = dequantize(stored.tensor.rows, kind)
     np.testing.assert_array_equal(values_of(groups), expected)

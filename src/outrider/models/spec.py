@@ -74,7 +74,7 @@ class Weight(Protocol):
         ...
 
     def groups(self) -> GroupedInts | None:
-        """The stored integers, where the format is scale * q + minimum per 32 inputs; else None."""
+        """The stored integers, where the format is scale * q + minimum per group of inputs; else None."""
         ...
 
 
@@ -83,13 +83,16 @@ class GroupedInts:
     """value[n, k] = scale[n, k // 32] * q[n, k] + minimum[n, k // 32].
 
     bits 4: q uint8 in 0..15; bits 8: q int8 in -127..127 and minimum None.
-    Scales and minima are fp32 holding exactly what the file holds (Q4_K: product of its two factors).
+    bits 6: q int8 in -32..31, no minimum, and a scale per 16 inputs, scale[n, k // 16]: a whole number in -128..127
+    times factor[n, k // 256], which fp16 holds. K is a multiple of 256.
+    Scales and minima are fp32 holding exactly what the file holds (Q4_K, Q6_K: product of their two factors).
     """
 
-    bits: Literal[4, 8]
+    bits: Literal[4, 6, 8]
     q: NDArray[np.uint8] | NDArray[np.int8]  # [N, K]
-    scale: Float32  # [N, K / 32]
+    scale: Float32  # [N, K / 32], bits 6: [N, K / 16]
     minimum: Float32 | None = None  # [N, K / 32]
+    factor: Float32 | None = None  # [N, K / 256], bits 6 only
 
 
 #: Canonical names of a decoder's weights ("layers.{i}." before the layer ones):

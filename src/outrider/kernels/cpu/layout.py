@@ -35,6 +35,7 @@ _STEP = (
 STEP = np.dtype([(name, np.int64) for name in _STEP])
 CACHE = np.dtype([(name, np.int64) for name in ("keys", "values", "key_scales", "value_scales")])
 
+PLANES = 5  # numbers per row and group beside its integers, see rows.quantise_row
 PRIVATE = 8  # up to so many rows every thread prepares its own copy instead of meeting the others
 CHUNK = 128  # entries of attention between two merges; part of the result's definition
 BLOCK = 8  # rows that share one pass over keys and values

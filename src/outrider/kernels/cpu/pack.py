@@ -10,7 +10,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from outrider.kernels.cpu import formats
-from outrider.kernels.cpu.formats import GROUP, GROUP_BYTES, HEAD, SUPER, TILE
+from outrider.kernels.cpu.formats import GROUP, GROUP_BYTES, HEADS, SUPER, TILE
 from outrider.models.spec import GroupedInts, Weight
 from outrider.types import Float32
 
@@ -92,15 +92,13 @@ def pack_groups(stored: GroupedInts) -> Packed:
     """Stored integers as tiles, bit for bit; the smallest scale format that holds the scales exactly."""
     n, k = stored.q.shape
     tiles, groups = -(-n // TILE), -(-k // GROUP)
-    scale = _rows_padded(stored.scale, tiles)
-    minimum = None if stored.bits == 8 else _rows_padded(_minimum(stored), tiles)
-    kind, heads, scales = _encode(scale, minimum)
+    kind, heads, scales = _encode(stored, tiles)
     data = np.zeros((tiles, formats.tile_bytes(kind, groups)), np.uint8)
     place = _places(kind, groups)
-    _pack_integers(stored.q.view(np.uint8), stored.bits == 8, place, data)
+    _pack_integers(stored.q.view(np.uint8), stored.bits, place, data)
     _scatter(scales, place + 64 * stored.bits, data)
     if heads is not None:
-        _scatter(heads, place[::SUPER] - HEAD, data)
+        _scatter(heads, place[::SUPER] - HEADS[kind], data)
     return Packed(data, kind, n, k, groups)
 
 
@@ -117,12 +115,28 @@ def _rows_padded(values: Float32, tiles: int) -> Float32:
 def _places(kind: int, groups: int) -> NDArray[np.int64]:
     """Byte at which every group of a tile begins."""
     index = np.arange(groups)
-    heads = (index // SUPER + 1) * HEAD if kind == formats.Q4_K else 0
-    return index * GROUP_BYTES[kind] + heads
+    return index * GROUP_BYTES[kind] + (index // SUPER + 1) * HEADS[kind]
 
 
-def _encode(scale: Float32, minimum: Float32 | None) -> tuple[int, Bytes | None, Bytes]:
-    """The format, and the bytes [N, ...] of heads and scales: per group [N, groups, bytes]."""
+def _encode(stored: GroupedInts, tiles: int) -> tuple[int, Bytes | None, Bytes]:
+    """The format, and the bytes [tiles * 16, ...] of heads and scales: per group [N, groups, arrays, bytes]."""
+    scale = _rows_padded(stored.scale, tiles)
+    if stored.factor is not None:
+        return _encode_counts(scale, _rows_padded(stored.factor, tiles))
+    return _encode_scales(scale, None if stored.bits == 8 else _rows_padded(_minimum(stored), tiles))
+
+
+def _encode_counts(scale: Float32, factor: Float32) -> tuple[int, Bytes, Bytes]:
+    """Q6_K: factors [N, K / 256], and scales [N, K / 16] as whole multiples of them."""
+    by_factor = scale.reshape(*factor.shape, -1)
+    with np.errstate(invalid="ignore"):  # a bad factor shows itself
+        counts = np.nan_to_num(by_factor / np.where(factor == 0, 1, factor)[..., None], posinf=0, neginf=0)
+    whole = counts.astype(np.int8).view(np.uint8).reshape(len(scale), -1, 2, 1)
+    return formats.Q6_K, _bytes([factor], np.float16), whole
+
+
+def _encode_scales(scale: Float32, minimum: Float32 | None) -> tuple[int, Bytes | None, Bytes]:
+    """4 or 8 bits: scales and minima [N, K / 32]."""
     both = [scale] if minimum is None else [scale, minimum]
     if all(_fits_half(v) for v in both):
         return (
@@ -213,8 +227,8 @@ def _is_half(value):
 
 
 @njit(cache=True, nogil=True)
-def _pack_integers(q, wide, place, data):
-    """Lay q [N, K] (bytes) out in tiles: nibble pairs, or bytes + 128."""
+def _pack_integers(q, bits, place, data):
+    """Lay q [N, K] (bytes) out in tiles: nibble pairs, with two high bits + 32 apart, or bytes + 128."""
     n, k = q.shape
     for tile in range(data.shape[0]):
         for c in range(16):
@@ -222,8 +236,12 @@ def _pack_integers(q, wide, place, data):
             for i in range(place.shape[0] * 32):
                 g, step, byte = i // 32, i % 32 // 4, i % 4
                 value = q[row, i] if row < n and i < k else np.uint8(0)
-                if wide:
+                if bits == 8:
                     data[tile, place[g] + step * 64 + c * 4 + byte] = value ^ np.uint8(128)
-                else:
-                    at = place[g] + step // 2 * 64 + c * 4 + byte
-                    data[tile, at] |= value << np.uint8(4 * (step % 2))
+                    continue
+                if bits == 6:
+                    value = (value + np.uint8(32)) & np.uint8(63)
+                    at = place[g] + 256 + step // 4 * 64 + c * 4 + byte
+                    data[tile, at] |= (value >> np.uint8(4)) << np.uint8(2 * (step % 4))
+                at = place[g] + step // 2 * 64 + c * 4 + byte
+                data[tile, at] |= (value & np.uint8(15)) << np.uint8(4 * (step % 2))

@@ -27,12 +27,26 @@ def largest_bits(x: int, start: int, count: int) -> np.int32:
 
 
 @compiled
-def quantise_row(x: int, groups: int, q: int, scales: int, excess: int, sums: int) -> None:
-    """fp32 [groups * 32] to int8 with one scale per 32: q, scale, -128 * sum(q) (int32) and scale * sum(q) per group.
+def round_half(values, integers, start: int, inverse: np.float32) -> np.int32:
+    """16 values to integers; gives their sum."""
+    total = np.int32(0)
+    for i in range(start, start + 16):
+        n = np.int32(bits_of(values[i] * inverse + _MAGIC) - _MAGIC_BITS)
+        integers[i] = np.int8(n)
+        total += n
+    return total
 
-    A group with NaN or infinity gets that as its scale and zeros as integers: every product with it shows NaN.
+
+@compiled
+def quantise_row(x: int, groups: int, q: int, meta: int, plane: int) -> None:
+    """fp32 [groups * 32] to int8 with one scale per 32, and PLANES numbers per group, `plane` bytes apart.
+
+    They are: scale; -128 * sum(q) (int32); scale * sum(q); -32 * sum(q) of inputs 0..15, and of 16..31 (int32): what
+    unsigned weights add too much. A group with NaN or infinity gets that as its scale and zeros as integers: every
+    product with it shows NaN.
     """
     values, integers = f32(x), i8(q)
+    excess, sums, first, second = meta + plane, meta + 2 * plane, meta + 3 * plane, meta + 4 * plane
     for g in range(groups):
         top = largest_bits(x, g * 32, 32)
         size = float_of(np.int32(top))
@@ -40,18 +54,19 @@ def quantise_row(x: int, groups: int, q: int, scales: int, excess: int, sums: in
         usable = finite and size >= _SMALLEST
         inverse = _MOST / size if usable else np.float32(0)
         scale = size / _MOST if (usable or not finite) else np.float32(0)
-        total = np.int32(0)
+        low = high = np.int32(0)
         if usable:
-            for i in range(g * 32, g * 32 + 32):
-                n = np.int32(bits_of(values[i] * inverse + _MAGIC) - _MAGIC_BITS)
-                integers[i] = np.int8(n)
-                total += n
+            low = round_half(values, integers, g * 32, inverse)
+            high = round_half(values, integers, g * 32 + 16, inverse)
         else:
             for i in range(g * 32, g * 32 + 32):
                 integers[i] = np.int8(0)
-        f32(scales)[g] = scale
+        total = np.int32(low + high)
+        f32(meta)[g] = scale
         i32(excess)[g] = np.int32(-128 * total)
         f32(sums)[g] = scale * np.float32(total)
+        i32(first)[g] = np.int32(-32 * low)
+        i32(second)[g] = np.int32(-32 * high)
 
 
 @compiled

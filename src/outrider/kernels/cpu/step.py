@@ -38,71 +38,13 @@ from outrider.kernels.cpu.machine import (
     i64,
     meet,
     share,
-    u8,
 )
 from outrider.kernels.cpu.product import MAX_ROWS, multiply
 from outrider.kernels.cpu.rows import activate, layer_norm, quantise_row, rms_norm
+from outrider.kernels.cpu.unpack import expand_channel
 
 _SPAN = 128  # rows that pass through a tile before the next tile: their integers stay in the cache
 STORE, ADD = 0, 1
-
-
-@compiled
-def half_at(address, lane):
-    """The fp16 number `lane` at an address."""
-    return half_value(np.int32(u8(address)[2 * lane]) | (np.int32(u8(address)[2 * lane + 1]) << np.int32(8)))
-
-
-@compiled
-def half_value(bits):
-    """A float32 from the bits of a finite fp16."""
-    exponent, fraction = (bits >> 10) & 31, bits & 1023
-    if exponent == 0:
-        size = np.float32(fraction) * np.float32(2.0**-24)
-    else:
-        size = np.float32(1024 + fraction) * np.float32(2.0 ** np.float64(exponent - 25))
-    return -size if bits & 0x8000 else size
-
-
-@compiled
-def channel_scale(kind, block, head, lane):
-    """Scale and minimum of one channel in one group."""
-    zero = np.float32(0)
-    if kind == formats.Q4_F16:
-        return half_at(block + 256, lane), half_at(block + 288, lane)
-    if kind == formats.Q4_F32:
-        return f32(block + 256)[lane], f32(block + 320)[lane]
-    if kind == formats.Q8_F16:
-        return half_at(block + 512, lane), zero
-    if kind == formats.Q8_F32:
-        return f32(block + 512)[lane], zero
-    scale = half_at(head, lane) * np.float32(u8(block + 256)[lane])
-    return scale, half_at(head + 32, lane) * np.float32(u8(block + 272)[lane])
-
-
-@compiled
-def expand_channel(matrix, channel, out):
-    """One row of a packed matrix as fp32 [groups * 32]."""
-    tile, lane, target = matrix.data + channel // 16 * matrix.tile_bytes, channel % 16, f32(out)
-    for g in range(matrix.groups):
-        block = tile + g * formats.GROUP_BYTES[matrix.kind]
-        head = block
-        if matrix.kind == formats.Q4_K:
-            block += (g // formats.SUPER + 1) * formats.HEAD
-            head = tile + g // formats.SUPER * (formats.HEAD + formats.SUPER * formats.GROUP_BYTES[formats.Q4_K])
-        if matrix.kind == formats.F32:
-            for i in range(32):
-                target[g * 32 + i] = f32(block)[i * 16 + lane]
-            continue
-        scale, minimum = channel_scale(matrix.kind, block, head, lane)
-        wide = matrix.kind == formats.Q8_F16 or matrix.kind == formats.Q8_F32
-        for i in range(32):
-            if wide:
-                value = np.int32(u8(block)[i // 4 * 64 + lane * 4 + i % 4]) - np.int32(128)
-            else:
-                pair = np.int32(u8(block)[i // 8 * 64 + lane * 4 + i % 4])
-                value = (pair >> np.int32(4 * (i // 4 % 2))) & np.int32(15)
-            target[g * 32 + i] = scale * np.float32(value) + minimum
 
 
 @compiled
@@ -130,7 +72,7 @@ def prepare(m, s, weight, bias, source, stride, index, rows, groups, member, mem
             at = target
         if m.integers:
             meta = s.meta + (base + r) * s.meta_stride
-            quantise_row(at, groups, s.q + (base + r) * s.q_stride, meta, meta + s.meta_plane, meta + 2 * s.meta_plane)
+            quantise_row(at, groups, s.q + (base + r) * s.q_stride, meta, s.meta_plane)
     if not private:
         meet(s.sync, members)
     return base

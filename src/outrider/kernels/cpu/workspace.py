@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.kernels.cpu.layout import BLOCK, CHUNK, PRIVATE, SPLIT, STEP
+from outrider.kernels.cpu.layout import BLOCK, CHUNK, PLANES, PRIVATE, SPLIT, STEP
 from outrider.kernels.cpu.product import MAX_ROWS
 from outrider.kernels.cpu.vectors import MAX_QUERIES
 
@@ -72,7 +72,7 @@ class Workspace:
         self.step["x_stride"] = sizes["x"] * 4
         self._take("normed", prepared * sizes["x"] * 4)
         self._take_rows("q", prepared, sizes["inputs"])
-        self._take_rows("meta", prepared * 3, sizes["inputs"] // 32 * 4)
+        self._take_rows("meta", prepared * PLANES, sizes["inputs"] // 32 * 4)
         self.step["meta_plane"] = prepared * (sizes["inputs"] // 32) * 4
 
     def _fit_partials(self, chunks: int) -> None:

@@ -1,8 +1,8 @@
 """From stored blocks to scale * q + minimum per 32 inputs, vectorised over rows.
 
-Exact, bit for bit what the file says: Q4_0, Q4_1, Q4_K (4 bits), Q8_0 and Q5_0 (8 bits).
+Exact, bit for bit what the file says: Q4_0, Q4_1, Q4_K (4 bits), Q6_K (6 bits, a scale per 16), Q8_0 and Q5_0 (8 bits).
 Requantised to int8 with one scale per 32 inputs (the largest of their magnitudes / 127), each value within half a step
-of that scale: Q5_1 and Q5_K (their minimum does not fit the 8-bit form) and Q6_K (which has a scale per 16).
+of that scale: Q5_1 and Q5_K (their minimum does not fit the 8-bit form).
 Other types have no such form: `grouped` returns None and the dense values are used.
 Block layouts: ggml's block_q4_0 ... block_q6_K.
 """
@@ -20,9 +20,10 @@ from outrider.models.spec import GroupedInts
 from outrider.types import Float32
 
 Bytes = NDArray[np.uint8]
-GROUP = 32
+GROUP, SUPER = 32, 256
 CHUNK = 1 << 18  # weights unpacked at a time: temporaries stay in the cache
 
+#: Integers, scales, and minima or, for 6 bits, factors.
 Part = tuple[NDArray[np.uint8] | NDArray[np.int8], Float32, Float32 | None]
 
 
@@ -34,20 +35,20 @@ def grouped(rows: Bytes, kind: GGMLQuantizationType) -> GroupedInts | None:
     block, size = GGML_QUANT_SIZES[kind]
     count, width = rows.shape[0], rows.shape[1] // size * block
     q = np.empty((count, width), np.uint8 if bits == 4 else np.int8)
-    scale = np.empty((count, width // GROUP), np.float32)
-    minimum = np.empty_like(scale) if bits == 4 else None
+    scale = np.empty((count, width // (16 if bits == 6 else GROUP)), np.float32)
+    extra = {4: np.empty_like(scale), 6: np.empty((count, width // SUPER), np.float32), 8: None}[bits]
     step = max(1, CHUNK // max(1, width))
     for first in range(0, count, step):
         part = slice(first, first + step)
         blocks = np.ascontiguousarray(rows[part]).reshape(-1, size)
-        ints, scales, minima = unpack(blocks)
+        ints, scales, extras = unpack(blocks)
         q[part] = ints.reshape(-1, width)
-        scale[part] = scales.reshape(-1, width // GROUP)
-        if minimum is not None and minima is not None:
-            minimum[part] = minima.reshape(-1, width // GROUP)
+        scale[part] = scales.reshape(-1, scale.shape[1])
+        if extra is not None and extras is not None:
+            extra[part] = extras.reshape(-1, extra.shape[1])
     if bits == 8 and (q == -128).any():
         return None
-    return GroupedInts(bits, q, scale, minimum)
+    return GroupedInts(bits, q, scale, factor=extra) if bits == 6 else GroupedInts(bits, q, scale, extra)
 
 
 def _half(blocks: Bytes, at: int) -> Float32:
@@ -122,8 +123,8 @@ def _q6_k(blocks: Bytes) -> Part:
     q = _nibbles(low).reshape(-1, 2, 4, 32)
     for quarter in range(4):
         q[:, :, quarter] |= ((high >> (2 * quarter)) & 3) << 4
-    scale = blocks[:, 192:208].view(np.int8).astype(np.float32) * _half(blocks, 208)
-    return _requantise((q.view(np.int8) - np.int8(32)).reshape(-1, 2, 16), scale.reshape(-1, 2, 1), None)
+    factor = _half(blocks, 208)
+    return q.view(np.int8) - np.int8(32), blocks[:, 192:208].view(np.int8) * factor, factor
 
 
 def _requantise(q: Bytes | NDArray[np.int8], scale: Float32, minimum: Float32 | None) -> Part:
@@ -140,13 +141,13 @@ def _requantise(q: Bytes | NDArray[np.int8], scale: Float32, minimum: Float32 | 
 def values_of(groups: GroupedInts) -> Float32:
     """scale * q + minimum, fp32 [N, K]: what dequantising the stored blocks gives, for the exact types."""
     scale = groups.scale[..., None]
-    values = np.multiply(groups.q.reshape(*groups.scale.shape, GROUP), scale, dtype=np.float32)
+    values = np.multiply(groups.q.reshape(*groups.scale.shape, -1), scale, dtype=np.float32)
     if groups.minimum is not None:
         values += groups.minimum[..., None]
     return values.reshape(groups.q.shape)
 
 
-UNPACK: dict[GGMLQuantizationType, tuple[Callable[[Bytes], Part], Literal[4, 8]]] = {
+UNPACK: dict[GGMLQuantizationType, tuple[Callable[[Bytes], Part], Literal[4, 6, 8]]] = {
     GGMLQuantizationType.Q4_0: (_q4_0, 4),
     GGMLQuantizationType.Q4_1: (_q4_1, 4),
     GGMLQuantizationType.Q4_K: (_q4_k, 4),
@@ -154,7 +155,7 @@ UNPACK: dict[GGMLQuantizationType, tuple[Callable[[Bytes], Part], Literal[4, 8]]
     GGMLQuantizationType.Q5_0: (_q5_0, 8),
     GGMLQuantizationType.Q5_1: (_q5_1, 8),
     GGMLQuantizationType.Q5_K: (_q5_k, 8),
-    GGMLQuantizationType.Q6_K: (_q6_k, 8),
+    GGMLQuantizationType.Q6_K: (_q6_k, 6),
 }
 
 EXACT = frozenset(
@@ -162,6 +163,7 @@ EXACT = frozenset(
         GGMLQuantizationType.Q4_0,
         GGMLQuantizationType.Q4_1,
         GGMLQuantizationType.Q4_K,
+        GGMLQuantizationType.Q6_K,
         GGMLQuantizationType.Q8_0,
         GGMLQuantizationType.Q5_0,
     }

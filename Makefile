@@ -26,14 +26,14 @@ $(VENV)/.ready: pyproject.toml
 	@echo "[1/3] creating $(VENV)"
 	@test -x $(RUN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "[2/3] installing PyTorch (CPU); set TORCH to choose another build"
-	@$(RUN)/python -c "import torch" 2>/dev/null || $(RUN)/pip install --quiet --disable-pip-version-check "$(TORCH)"
+	@$(RUN)/python -c "import torch" 2>/dev/null || $(RUN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
 	@echo "[3/3] installing Outrider"
-	@$(RUN)/pip install --quiet --disable-pip-version-check -e ".[server,plots]"
+	@$(RUN)/python -m pip install --quiet --disable-pip-version-check -e ".[server,plots]"
 	@touch $@
 
 $(VENV)/.ready-dev: $(VENV)/.ready
 	@echo "[dev] installing the test tools"
-	@$(RUN)/pip install --quiet --disable-pip-version-check -e ".[server,plots,dev]"
+	@$(RUN)/python -m pip install --quiet --disable-pip-version-check -e ".[server,plots,dev]"
 	@touch $@
 
 clean:

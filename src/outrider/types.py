@@ -69,11 +69,7 @@ class SamplingParams:
         for name, ok, rule in self._rules():
             if not ok:
                 raise UnsupportedError(f"{name} = {getattr(self, name)!r} is refused; {rule}", field=name)
-        unknown = set(self.extra_args) - {"speculative", "context_budget"}
-        if unknown:
-            raise UnsupportedError(
-                f"unknown extra_args {sorted(unknown)}; known: speculative, context_budget", field="extra_args"
-            )
+        _check_extra(self.extra_args)
         if self.structured_outputs is not None:
             _check_structure(self.structured_outputs)
 
@@ -141,6 +137,20 @@ _KINDS: Sequence[tuple[str, Callable[[Any], bool], str]] = (
     ),
     ("extra_args", lambda v: isinstance(v, Mapping), "a table"),
 )
+
+
+def _check_extra(extra: Mapping[str, Any]) -> None:
+    """Refuse unknown keys of extra_args, and values of the wrong kind."""
+    unknown = set(extra) - {"speculative", "context_budget"}
+    if unknown:
+        raise UnsupportedError(
+            f"unknown extra_args {sorted(unknown)}; known: speculative, context_budget", field="extra_args"
+        )
+    if not isinstance(extra.get("speculative", True), bool):
+        raise UnsupportedError("extra_args: speculative is True or False", field="extra_args")
+    budget = extra.get("context_budget", 1)
+    if not isinstance(budget, int) or isinstance(budget, bool) or budget < 1:
+        raise UnsupportedError("extra_args: context_budget is a number of entries, 1 or more", field="extra_args")
 
 
 def _check_structure(structure: Mapping[str, Any]) -> None:

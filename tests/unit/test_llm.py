@@ -206,7 +206,17 @@ def test_one_bad_prompt_leaves_nothing_behind(llm: LLM) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("max_tokens", 0), ("max_tokens", -1), ("temperature", -0.1), ("top_p", 0.0), ("n", 0), ("stop", "")],
+    [
+        ("extra_args", {"speculative": "no"}),
+        ("extra_args", {"context_budget": 0}),
+        ("extra_args", {"budget": 1}),
+        ("max_tokens", 0),
+        ("max_tokens", -1),
+        ("temperature", -0.1),
+        ("top_p", 0.0),
+        ("n", 0),
+        ("stop", ""),
+    ],
 )
 def test_parameters_out_of_range_are_refused_by_name(field, value) -> None:
     with pytest.raises(UnsupportedError, match=field):

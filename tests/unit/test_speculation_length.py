@@ -105,10 +105,11 @@ def test_costs_never_fall_with_rows():
     assert CostTable([1, 2, 4], [3.0, 2.0, 5.0]).times(1, 1, 4) == pytest.approx([3, 3, 4, 5])
 
 
-def test_costs_are_measured_at_the_knots():
+def test_costs_are_measured_where_asked_and_interpolated():
     asked = []
-    CostTable.measured(lambda rows: asked.append(rows) or float(rows), 12)
-    assert asked == [1, 2, 3, 4, 5, 6, 8, 10, 12]
+    table = CostTable.measured(lambda rows: asked.append(rows) or float(rows), (1, 4, 8))
+    assert asked == [1, 4, 8]
+    assert table.time(1, 6) == pytest.approx(6)
 
 
 def test_costs_follow_the_machine():

@@ -36,6 +36,9 @@ from outrider.speculation.pools import FLOWS
 from outrider.speculation.speculator import Speculator
 from outrider.types import Request, SamplingParams
 
+#: What "auto" speculation is: every drafter that needs no model of its own, as far as it pays (docs/speculation.md).
+AUTO = SpeculativeConfig(drafters=("ngram", "suffix"), vote="hedge", length="goodput", num_speculative_tokens=(0, 8))
+
 
 @dataclass(frozen=True)
 class Options:
@@ -132,7 +135,7 @@ class Core:
             weights=self.loaded.weights,
             max_sequences=self.config.max_num_seqs,
             max_model_len=self.resolved.max_model_len,
-            measure=partial(forward_seconds, self.decoder),
+            measure=partial(forward_seconds, self.decoder, repeats=2),
         )
 
     def request(self, prompt: Sequence[int], params: SamplingParams, request_id: str | None = None) -> Request:
@@ -204,7 +207,7 @@ def parse_speculative(given: Mapping[str, Any] | str | None) -> SpeculativeConfi
     if given is None:
         return None
     if given == "auto":
-        return SpeculativeConfig()
+        return AUTO
     if isinstance(given, Mapping):
         return from_mapping(SpeculativeConfig, given, "speculative_config")
     raise ConfigError(f"speculative_config = {given!r} is refused; give 'auto', None or a table", "speculative_config")

@@ -85,6 +85,8 @@ class LLM:
         use_tqdm: bool = False,
     ) -> list[RequestOutput]:
         """Answer one conversation or many, through the model's chat template."""
+        if isinstance(messages, (str, bytes)):
+            raise RequestError('chat takes messages like [{"role": "user", "content": ...}]; for text use generate')
         many: list[Any] = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
         params = _params_for(many, sampling_params)
         prompts = [self.core.tokenizer.chat(conversation, tools=tools) for conversation in many]

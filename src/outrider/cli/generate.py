@@ -10,6 +10,7 @@ import typer
 
 from outrider.cli import options as opt
 from outrider.cli.footer import footer
+from outrider.errors import RequestError
 
 
 def generate(
@@ -57,10 +58,21 @@ def generate(
         chat = llm.tokenizer.has_chat_template and not raw
         ids = llm.tokenizer.chat([{"role": "user", "content": text}]) if chat else text
         if json_output:
-            print(json.dumps(llm.generate([ids], params)[0].to_dict(), ensure_ascii=False))
+            output = llm.generate([ids], params)[0]
+            print(json.dumps(output.to_dict(), ensure_ascii=False))
+            for sample in output.outputs:
+                check(sample.finish_reason, sample.stop_reason)
             return
         with footer() as record:
             for piece in llm.stream(ids, params):
                 record.add(piece)
                 print(piece.text, end="", flush=True)
+                if piece.finish is not None:
+                    check(*piece.finish)
             print()
+
+
+def check(reason: str | None, detail: str | int | None) -> None:
+    """An answer that ended with an error is an error of the command."""
+    if reason == "error":
+        raise RequestError(str(detail))

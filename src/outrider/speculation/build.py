@@ -27,7 +27,7 @@ from outrider.speculation.vote import MajorityRules, MajorityVote, NoVote, VoteP
 
 T = TypeVar("T")
 
-MEASURED_ROWS = 64  # the cost table is measured up to here at start
+MEASURED_ROWS = (1, 2, 4, 8, 16, 32)  # the cost table is measured for these at start, and interpolated
 DEEPEST = 63  # a tree row's ancestors are 64 bits, the last known token included
 
 

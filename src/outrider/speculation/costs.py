@@ -40,9 +40,8 @@ class CostTable:
         self._updates = 0
 
     @classmethod
-    def measured(cls, measure: Callable[[int], float], most: int) -> CostTable:
-        """Measure every knot up to `most` rows; `measure(rows)` gives seconds."""
-        rows = [knot for knot in KNOTS if knot <= most]
+    def measured(cls, measure: Callable[[int], float], rows: Sequence[int]) -> CostTable:
+        """Measure passes of so many rows; `measure(rows)` gives seconds."""
         return cls(rows, [measure(count) for count in rows])
 
     @classmethod

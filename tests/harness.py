@@ -119,6 +119,14 @@ class Harness:
         """Tokens told of one sample."""
         return [t for d in self.deltas if (d.request_id, d.index) == (request_id, index) for t in d.tokens]
 
+    def outputs(self) -> dict[str, list[int]]:
+        """Tokens told of every request's first sample."""
+        told: dict[str, list[int]] = {}
+        for delta in self.deltas:
+            if delta.index == 0:
+                told.setdefault(delta.request_id, []).extend(delta.tokens)
+        return told
+
     def finishes(self, request_id: str, index: int = 0) -> list[str]:
         """Reasons of all final deltas of one sample: exactly one, if all is well."""
         return [

@@ -7,6 +7,7 @@ that something was drafted, accepted and rejected, so that it cannot pass while 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ import pytest
 from harness import Harness
 from outrider.config import SpeculativeConfig
 from outrider.drafters.base import Drafter
+from outrider.sampling.sampler import Sampler
 from outrider.speculation.build import assemble
 from outrider.types import SamplingParams
 from scripted import (
@@ -175,6 +177,45 @@ def test_log_probabilities_are_the_targets(length: int) -> None:
         assert told.logprob == pytest.approx(row[token] - math.log(np.exp(row).sum()), abs=1e-4)
         prefix.append(token)
     assert harness.accepted > 0
+
+
+def test_sampling_through_drafts_follows_the_exact_law() -> None:
+    """transformers 47932, vLLM PR 44869: 3 tokens of 6, T 0.8, top-k 4, drafted for by two drafters that vote."""
+    script, prompt, draws = random_logits(vocab_size=6, seed=9), [1, 2], 5000
+    params = SamplingParams(temperature=0.8, top_k=4, max_tokens=3)
+    harness = engine(
+        script,
+        [HalfOracleDrafter(script, 6, right=1), JunkDrafter(script, 6)],
+        2,
+        6,
+        max_num_seqs=64,
+        pages=256,
+        prefix_caching=False,
+    )
+    ids = [harness.submit(prompt, replace(params, seed=seed)) for seed in range(draws)]
+    harness.drain()
+    answers = harness.outputs()
+    seen = Counter(tuple(answers[i]) for i in ids)
+    law = exact_law(script, prompt, params)
+    assert set(seen) <= set(law)  # no mass outside the support
+    chi_square = sum((seen[answer] - draws * p) ** 2 / (draws * p) for answer, p in law.items())
+    freedom = len(law) - 1
+    assert chi_square < freedom + 4 * math.sqrt(2 * freedom)
+    assert harness.drafted > harness.accepted > 0
+
+
+def exact_law(script: Script, prompt: list[int], params: SamplingParams) -> dict[tuple[int, ...], float]:
+    """Probability of every answer of three tokens."""
+    sampler = Sampler(params, prompt, 6, (), seed=0)
+    law = {(): 1.0}
+    for _ in range(3):
+        law = {
+            (*answer, token): p * float(q)
+            for answer, p in law.items()
+            for token, q in enumerate(sampler.distribution(script((*prompt, *answer)), answer))
+            if q > 0
+        }
+    return law
 
 
 @pytest.mark.parametrize("drafted_ids", [40, 48])

@@ -134,7 +134,7 @@ def test_info_as_json_and_as_a_table(tmp_path: Path, capsys: Captured) -> None:
     assert facts["stored_as"] == {"Q8_0": matrices * 34 // 32, "F32": vectors * 4}
     assert facts["weight_bytes"] == sum(facts["stored_as"].values())
     assert (facts["heads"], facts["kv_heads"], facts["head_dim"], facts["context"]) == (4, 2, 16, 128)
-    assert facts["kv_values_per_token"] == 2 * 2 * 2 * 16
+    assert facts["kv_bytes_per_token"]["bfloat16"] == 2 * 2 * 2 * 16 * 2
     assert facts["end_tokens"] == [{"id": 2, "text": "<|im_end|>"}, {"id": 0, "text": "<|endoftext|>"}]
     assert facts["chat_template"] is True
     assert main(["info", str(path)]) == DONE

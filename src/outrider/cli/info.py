@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
     from outrider.models.load import LoadedModel
+    from outrider.models.spec import DecoderSpec
 
 
 def info(
@@ -33,7 +35,9 @@ def info(
 
 
 def describe(loaded: LoadedModel) -> dict[str, Any]:
-    """The facts as JSON types. Sizes in bytes, context in tokens."""
+    """The facts as JSON types. Sizes in bytes, context in tokens; memory: weights as stored and one full context."""
+    from outrider.api.core import AUTO
+
     spec, tokenizer = loaded.spec, loaded.tokenizer
     stored = [(str(getattr(w, "kind", "float32")), int(getattr(w, "nbytes", 0))) for w in loaded.weights.values()]
     kinds: dict[str, int] = {}
@@ -57,11 +61,25 @@ def describe(loaded: LoadedModel) -> dict[str, Any]:
         "parameters": sum(math.prod(weight.shape) for weight in loaded.weights.values()),
         "weight_bytes": sum(size for _, size in stored),
         "stored_as": dict(sorted(kinds.items(), key=lambda item: -item[1])),
-        "kv_values_per_token": 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim,
+        "kv_bytes_per_token": kv_bytes(spec),
+        "memory_at_full_context": {
+            kind: sum(size for _, size in stored) + spec.max_positions * size for kind, size in kv_bytes(spec).items()
+        },
         "vocabulary": spec.vocab_size,
         "tokenizer_tokens": tokenizer.vocab_size,
         "end_tokens": [{"id": token, "text": _text(tokenizer, token)} for token in tokenizer.eos_token_ids],
         "chat_template": tokenizer.has_chat_template,
+        "speculation_auto": asdict(AUTO),
+    }
+
+
+def kv_bytes(spec: DecoderSpec) -> dict[str, int]:
+    """Bytes of one token's keys and values in all layers, by type; int8 has a scale per entry and head."""
+    heads = 2 * spec.num_layers * spec.num_kv_heads
+    return {
+        "bfloat16": heads * spec.head_dim * 2,
+        "float32": heads * spec.head_dim * 4,
+        "int8": heads * (spec.head_dim + 4),
     }
 
 
@@ -78,8 +96,13 @@ def print_table(facts: dict[str, Any]) -> None:
 
 def _shown(name: str, value: Any) -> str:
     """A value for people."""
-    if name == "stored_as":
-        return ", ".join(f"{kind} {size / 1e6:.1f} MB" for kind, size in value.items())
+    if name in ("stored_as", "memory_at_full_context"):
+        return ", ".join(f"{kind} {size / 1e6:,.1f} MB" for kind, size in value.items())
+    if name == "kv_bytes_per_token":
+        return ", ".join(f"{kind} {size:,}" for kind, size in value.items())
+    if name == "speculation_auto":
+        length = "-".join(map(str, value["num_speculative_tokens"]))
+        return f"{' + '.join(value['drafters'])}, {value['vote']} vote, {value['length']} length {length}"
     if name == "end_tokens":
         return ", ".join(f"{token['text']} ({token['id']})" for token in value) or "none"
     if name == "rope" and value:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal, get_args
 
-import torch
-
 from outrider.errors import ConfigError, ModelError
-from outrider.models.decoder import ReferenceDecoder
 from outrider.models.spec import Decoder, DecoderSpec, Weights
 
 Backend = Literal["auto", "compiled", "reference"]
@@ -60,6 +59,9 @@ def _compiled(
 def _reference(
     spec: DecoderSpec, weights: Weights, dtype: str, device: str, kv_dtype: str, taps: Sequence[int]
 ) -> Decoder:
+    # Imported here because PyTorch takes seconds to import, which the compiled decoder should not wait for.
+    from outrider.models.decoder import ReferenceDecoder
+
     if dtype == "auto":
         dtype = "float32" if device == "cpu" else "bfloat16"
     return ReferenceDecoder.build(spec, weights, dtype=dtype, device=device, kv_dtype=kv_dtype, taps=taps)
@@ -67,6 +69,10 @@ def _reference(
 
 def _device(name: str) -> str:
     """The torch device that a name stands for: auto is CUDA where there is one."""
+    if name == "cpu" or (name == "auto" and not _may_have_cuda()):
+        return "cpu"
+    import torch
+
     found = torch.accelerator.current_accelerator(check_available=True)
     has_cuda = found is not None and found.type == "cuda"
     if name == "auto":
@@ -77,3 +83,10 @@ def _device(name: str) -> str:
     if kind == "cuda" and not has_cuda:
         raise ConfigError(f"device = {name!r}, but torch finds no CUDA device here; use auto or cpu", "device")
     return name
+
+
+def _may_have_cuda() -> bool:
+    """Whether asking torch could find a device: on Linux a driver leaves its control file, macOS has none."""
+    if sys.platform == "linux":
+        return any(Path(control).exists() for control in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))
+    return sys.platform != "darwin"

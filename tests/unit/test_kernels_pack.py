@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from outrider.kernels.cpu import formats, layout
+from outrider.kernels.cpu import pack as packing
 from outrider.kernels.cpu.machine import compiled
 from outrider.kernels.cpu.pack import Packed, pack, pack_dense, pack_groups, quantise_dense
 from outrider.kernels.cpu.unpack import expand_channel
@@ -119,10 +120,8 @@ def test_tiny_and_bad_values_are_not_lost():
 
 def test_modes_keep_what_is_stored_where_it_is_small_enough():
     class Weight:
-        shape = (16, 64)
-
         def __init__(self, ints):
-            self.ints = ints
+            self.ints, self.shape = ints, ints.q.shape
 
         def dense(self):
             return dense(self.ints)
@@ -138,3 +137,58 @@ def test_modes_keep_what_is_stored_where_it_is_small_enough():
     assert [pack(six, mode).kind for mode in ("auto", "int8")] == [formats.Q6_K] * 2
     assert pack(six, "int4").kind == formats.Q4_F16
     assert pack(four, "float32").kind == formats.F32
+
+
+class InFile:
+    """A matrix that can be read a range of rows at a time; remembers what was read."""
+
+    def __init__(self, ints: GroupedInts):
+        self.ints, self.reads, self.released = ints, [], 0
+        self.shape = ints.q.shape
+
+    def dense(self):
+        return dense(self.ints)
+
+    def groups(self):
+        return self.ints
+
+    def part(self, first, last):
+        self.reads.append((first, last))
+        extra = {name: getattr(self.ints, name) for name in ("minimum", "factor")}
+        extra = {name: values if values is None else values[first:last] for name, values in extra.items()}
+        return InFile(GroupedInts(self.ints.bits, self.ints.q[first:last], self.ints.scale[first:last], **extra))
+
+    def release(self):
+        self.released += 1
+
+
+@pytest.mark.parametrize("kind", range(formats.Q4_F16, len(formats.NAMES)))
+def test_a_matrix_read_by_parts_is_packed_as_one(kind, monkeypatch):
+    monkeypatch.setattr(packing, "_PART", 32 * 256)
+    weight = InFile(stored(kind, 101, 256))
+    packed, whole = pack(weight), pack_groups(weight.ints)
+    assert packed.kind == whole.kind == kind
+    np.testing.assert_array_equal(packed.data, whole.data)
+    assert weight.reads[-3:] == [(32, 64), (64, 96), (96, 101)]
+    assert weight.released == len(weight.reads)
+
+
+def test_a_late_part_may_need_wider_scales(monkeypatch):
+    monkeypatch.setattr(packing, "_PART", 32 * 256)
+    ints = stored(formats.Q8_F16, 96, 256)
+    ints.scale[90, 3] = 0.1
+    packed = pack(InFile(ints))
+    assert packed.kind == formats.Q8_F32
+    np.testing.assert_array_equal(expand(packed), dense(ints))
+
+
+def test_a_late_part_without_integers_makes_the_whole_dense(monkeypatch):
+    class Broken(InFile):
+        def part(self, first, last):
+            found = super().part(first, last)
+            found.groups = lambda: None if first else found.ints
+            return found
+
+    monkeypatch.setattr(packing, "_PART", 32 * 256)
+    weight = Broken(stored(formats.Q4_F16, 96, 256))
+    assert pack(weight).kind == formats.Q8_F16

@@ -21,6 +21,7 @@ from outrider.models.load import load_model
 from outrider.models.load.gguf_file import GGUFTensor, read_gguf
 from outrider.models.load.gguf_model import GGUFWeight, config_of, half_split_order
 from outrider.models.load.grouped import EXACT, UNPACK, grouped, values_of
+from outrider.models.spec import SlicedWeight
 
 REQUANTISED = [kind for kind in UNPACK if kind not in EXACT]
 
@@ -109,6 +110,45 @@ def test_rows_of_q_and_k_are_put_back_in_half_split_order(tmp_path: Path, kind: 
     assert loaded.source == "gguf"
     assert loaded.spec.tied
     assert loaded.spec.num_tokens == loaded.tokenizer.vocab_size == loading.VOCABULARY
+
+
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_1, Kind.F16], ids=lambda kind: kind.name)
+def test_a_range_of_rows_reads_as_in_the_whole_and_again_after_release(tmp_path: Path, kind: Kind) -> None:
+    loaded = load_model(str(loading.llama_gguf(tmp_path / "m.gguf", loading.llama_tensors(), kind=kind)))
+    for name in ("embed", "layers.0.q", "layers.1.down"):
+        stored = loaded.weights[name]
+        assert isinstance(stored, SlicedWeight)
+        whole = stored.dense().copy()
+        stored.release()
+        part = stored.part(3, 17)
+        assert part.shape == (14, stored.shape[1])
+        np.testing.assert_array_equal(part.dense(), whole[3:17])
+        groups = part.groups()
+        assert (groups is None) == (kind == Kind.F16)
+        if groups is not None:
+            np.testing.assert_array_equal(values_of(groups), whole[3:17])
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="resident pages are read from Linux' /proc")
+def test_released_pages_leave_memory(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    loading.llama_gguf(path, loading.llama_tensors(), kind=Kind.F16)
+
+    def resident() -> int:
+        lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+        for line in lines:
+            if line.endswith(str(path)):
+                return int(next(text for text in lines if text.startswith("Rss:")).split()[1])
+        return 0
+
+    weights = load_model(str(path)).weights
+    for weight in weights.values():
+        weight.dense()
+    before = resident()
+    for weight in weights.values():
+        weight.release()  # type: ignore[attr-defined]
+    assert before >= 100
+    assert resident() <= before - 50
 
 
 def test_interleaving_is_not_undone_where_there_is_none(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,6 +75,19 @@ class Weight(Protocol):
 
     def groups(self) -> GroupedInts | None:
         """The stored integers, where the format is scale * q + minimum per group of inputs; else None."""
+        ...
+
+
+@runtime_checkable
+class SlicedWeight(Weight, Protocol):
+    """A matrix in a file of which a range of rows can be read alone, so that no copy of it need be held whole."""
+
+    def part(self, first: int, last: int) -> Weight:
+        """Rows first .. last - 1."""
+        ...
+
+    def release(self) -> None:
+        """Let go of the memory through which the file was read; what is read again comes from the file again."""
         ...
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,10 +12,11 @@ from numpy.typing import NDArray
 
 from outrider.kernels.cpu import formats
 from outrider.kernels.cpu.formats import GROUP, GROUP_BYTES, HEADS, SUPER, TILE
-from outrider.models.spec import GroupedInts, Weight
+from outrider.models.spec import GroupedInts, SlicedWeight, Weight
 from outrider.types import Float32
 
 _ROWS = 4096  # rows of a dense matrix that are rounded at a time
+_PART = 1 << 22  # stored weights that are unpacked at a time
 _TINY = 4e-3  # below this largest value fp16 scales would be off by more than a thousandth of it
 
 Mode = Literal["auto", "float32", "int8", "int4"]
@@ -39,10 +41,31 @@ def pack(weight: Weight, mode: Mode = "auto") -> Packed:
     """
     if mode == "float32":
         return pack_dense(weight.dense())
-    stored = weight.groups()
-    if stored is not None and (mode == "auto" or stored.bits == 4 or mode == "int8"):
-        return pack_groups(stored)
-    return pack_groups(quantise_dense(weight.dense(), 4 if mode == "int4" else 8))
+    return _pack_stored(weight, mode) or pack_groups(quantise_dense(weight.dense(), 4 if mode == "int4" else 8))
+
+
+def _pack_stored(weight: Weight, mode: Mode) -> Packed | None:
+    """Stored integers a range of rows at a time; None where there are none of a width that the mode takes as it is."""
+    n, k = weight.shape
+    step = max(1, _PART // max(1, k * TILE)) * TILE
+    if not isinstance(weight, SlicedWeight):
+        step, read = max(1, n), lambda first: weight.groups()
+    else:
+
+        def read(first: int) -> GroupedInts | None:
+            stored = weight.part(first, min(first + step, n)).groups()
+            weight.release()
+            return stored
+
+    opening = read(0)
+    if opening is None or (mode == "int4" and opening.bits != 4):
+        return None
+
+    def parts() -> Iterator[GroupedInts | None]:
+        yield opening
+        yield from (read(first) for first in range(step, n, step))
+
+    return _pack_parts(n, k, KINDS[opening.bits], parts)
 
 
 def quantise_dense(values: Float32, bits: Literal[4, 8]) -> GroupedInts:
@@ -91,15 +114,36 @@ def pack_dense(values: Float32) -> Packed:
 def pack_groups(stored: GroupedInts) -> Packed:
     """Stored integers as tiles, bit for bit; the smallest scale format that holds the scales exactly."""
     n, k = stored.q.shape
-    tiles, groups = -(-n // TILE), -(-k // GROUP)
-    kind, heads, scales = _encode(stored, tiles)
-    data = np.zeros((tiles, formats.tile_bytes(kind, groups)), np.uint8)
-    place = _places(kind, groups)
+    packed = _pack_parts(n, k, KINDS[stored.bits], lambda: iter([stored]))
+    assert packed is not None  # the last format of each width holds any scales
+    return packed
+
+
+def _pack_parts(
+    n: int, k: int, kinds: tuple[int, ...], parts: Callable[[], Iterator[GroupedInts | None]]
+) -> Packed | None:
+    """A matrix from whole tiles of rows, in the first of `kinds` that holds all scales; None where a part is None."""
+    kind, *wider = kinds
+    groups, done = -(-k // GROUP), 0
+    data = np.zeros((-(-n // TILE), formats.tile_bytes(kind, groups)), np.uint8)
+    for stored in parts():
+        if stored is None:
+            return None
+        tiles = -(-len(stored.q) // TILE)
+        coded = _encode(kind, stored, tiles)
+        if coded is None:
+            return _pack_parts(n, k, tuple(wider), parts)
+        _put(stored, *coded, _places(kind, groups), data[done : done + tiles])
+        done += tiles
+    return Packed(data, kind, n, k, groups)
+
+
+def _put(stored: GroupedInts, heads: Bytes | None, scales: Bytes, place: NDArray[np.int64], data: Bytes) -> None:
+    """Write integers, scales and heads into their tiles; `place`: where each group begins."""
     _pack_integers(stored.q.view(np.uint8), stored.bits, place, data)
     _scatter(scales, place + 64 * stored.bits, data)
     if heads is not None:
-        _scatter(heads, place[::SUPER] - HEADS[kind], data)
-    return Packed(data, kind, n, k, groups)
+        _scatter(heads, place[::SUPER] - heads[0, 0].size * TILE, data)
 
 
 def _minimum(stored: GroupedInts) -> Float32:
@@ -118,40 +162,48 @@ def _places(kind: int, groups: int) -> NDArray[np.int64]:
     return index * GROUP_BYTES[kind] + (index // SUPER + 1) * HEADS[kind]
 
 
-def _encode(stored: GroupedInts, tiles: int) -> tuple[int, Bytes | None, Bytes]:
-    """The format, and the bytes [tiles * 16, ...] of heads and scales: per group [N, groups, arrays, bytes]."""
-    scale = _rows_padded(stored.scale, tiles)
+#: The formats that hold integers of a width, smallest first.
+KINDS: dict[int, tuple[int, ...]] = {
+    4: (formats.Q4_F16, formats.Q4_K, formats.Q4_F32),
+    6: (formats.Q6_K,),
+    8: (formats.Q8_F16, formats.Q8_F32),
+}
+
+
+def _encode(kind: int, stored: GroupedInts, tiles: int) -> tuple[Bytes | None, Bytes] | None:
+    """Bytes of heads [tiles * 16, groups / 8, arrays, item] and scales [tiles * 16, groups, arrays, item] in a format.
+
+    None where it does not hold them exactly.
+    """
+    both = [_rows_padded(stored.scale, tiles)]
     if stored.factor is not None:
-        return _encode_counts(scale, _rows_padded(stored.factor, tiles))
-    return _encode_scales(scale, None if stored.bits == 8 else _rows_padded(_minimum(stored), tiles))
+        return _encode_counts(both[0], _rows_padded(stored.factor, tiles))
+    if stored.bits == 4:
+        both.append(_rows_padded(_minimum(stored), tiles))
+    if kind == formats.Q4_K:
+        return _encode_factors(both)
+    if kind in (formats.Q4_F16, formats.Q8_F16):
+        return (None, _bytes(both, np.float16)) if all(_fits_half(v) for v in both) else None
+    return None, _bytes(both, np.float32)
 
 
-def _encode_counts(scale: Float32, factor: Float32) -> tuple[int, Bytes, Bytes]:
+def _encode_counts(scale: Float32, factor: Float32) -> tuple[Bytes, Bytes]:
     """Q6_K: factors [N, K / 256], and scales [N, K / 16] as whole multiples of them."""
     by_factor = scale.reshape(*factor.shape, -1)
     with np.errstate(invalid="ignore"):  # a bad factor shows itself
         counts = np.nan_to_num(by_factor / np.where(factor == 0, 1, factor)[..., None], posinf=0, neginf=0)
     whole = counts.astype(np.int8).view(np.uint8).reshape(len(scale), -1, 2, 1)
-    return formats.Q6_K, _bytes([factor], np.float16), whole
+    return _bytes([factor], np.float16), whole
 
 
-def _encode_scales(scale: Float32, minimum: Float32 | None) -> tuple[int, Bytes | None, Bytes]:
-    """4 or 8 bits: scales and minima [N, K / 32]."""
-    both = [scale] if minimum is None else [scale, minimum]
-    if all(_fits_half(v) for v in both):
-        return (
-            (formats.Q8_F16, None, _bytes(both, np.float16))
-            if minimum is None
-            else (formats.Q4_F16, None, _bytes(both, np.float16))
-        )
-    if minimum is None:
-        return formats.Q8_F32, None, _bytes(both, np.float32)
-    if scale.shape[1] % SUPER == 0:
-        factors = [_factorise(v) for v in both]
-        if all(f is not None for f in factors):
-            heads = _bytes([f[0] for f in factors if f is not None], np.float16)
-            return formats.Q4_K, heads, _bytes([f[1] for f in factors if f is not None], np.uint8)
-    return formats.Q4_F32, None, _bytes(both, np.float32)
+def _encode_factors(both: list[Float32]) -> tuple[Bytes, Bytes] | None:
+    """Q4_K: scales and minima [N, K / 32] as whole multiples of a factor per 8."""
+    if both[0].shape[1] % SUPER:
+        return None
+    found = [_factorise(v) for v in both]
+    if any(f is None for f in found):
+        return None
+    return _bytes([f[0] for f in found if f], np.float16), _bytes([f[1] for f in found if f], np.uint8)
 
 
 def _fits_half(values: Float32) -> bool:

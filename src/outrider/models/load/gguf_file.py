@@ -8,6 +8,7 @@ package. Source: the GGUF specification, versions 2 and 3.
 from __future__ import annotations
 
 import math
+import mmap
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -48,6 +49,20 @@ class GGUFTensor:
     shape: tuple[int, ...]  # row-major: (out, in)
     kind: GGMLQuantizationType
     rows: NDArray[np.uint8]
+
+    def release(self) -> None:
+        """Give the mapped pages of the rows back; a later read maps them again. Nothing where no file is mapped."""
+        whole = self.rows
+        while isinstance(whole.base, np.ndarray):
+            whole = whole.base
+        if isinstance(whole.base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+            start = _address(self.rows) - _address(whole)
+            first = start // mmap.PAGESIZE * mmap.PAGESIZE
+            whole.base.madvise(mmap.MADV_DONTNEED, first, start + self.rows.nbytes - first)
+
+
+def _address(array: NDArray[np.uint8]) -> int:
+    return int(array.__array_interface__["data"][0])
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -97,6 +97,16 @@ class GGUFWeight:
     def groups(self) -> GroupedInts | None:
         """The stored integers (see grouped.py for which types are exact); None for other types and for vectors."""
         return grouped(self._rows(), self.tensor.kind) if len(self.shape) == 2 else None
+
+    def part(self, first: int, last: int) -> GGUFWeight:
+        """Rows first .. last - 1 of a matrix, in our order."""
+        order = self.order
+        rows = self.tensor.rows[first:last] if order is None else self.tensor.rows[order[first:last]]
+        return GGUFWeight(replace(self.tensor, shape=(len(rows), *self.shape[1:]), rows=rows))
+
+    def release(self) -> None:
+        """Let the system take back the pages of the file that the tensor fills."""
+        self.tensor.release()
 
     def _rows(self) -> NDArray[np.uint8]:
         rows = self.tensor.rows

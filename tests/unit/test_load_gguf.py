@@ -63,7 +63,22 @@ def test_requantised_types_stay_within_half_a_step(kind: Kind) -> None:
     assert error.max() > 0
     assert (error <= groups.scale[..., None] * 0.50001).all()
     assert np.abs(groups.q).max() == 127
+    np.testing.assert_array_equal(groups.scale.astype(np.float16), groups.scale)
     np.testing.assert_array_equal(stored.dense(), expected)
+
+
+@pytest.mark.parametrize(("kind", "factor"), [(Kind.Q5_1, 6e-8), (Kind.Q5_K, 6e4)], ids=["tiny", "huge"])
+def test_requantised_scales_beyond_fp16_stay_fp32(kind: Kind, factor: float) -> None:
+    rows = loading.random_rows(kind, 4, 1)
+    rows.view(np.float16)[:, :2] = 0
+    rows.view(np.float16)[:2, 0] = factor
+    groups = grouped(rows, kind)
+    assert groups is not None
+    error = np.abs(values_of(groups) - dequantize(rows, kind)).reshape(*groups.scale.shape, 32)
+    assert (error <= groups.scale[..., None] * 0.50001).all()
+    with np.errstate(over="ignore"):
+        assert (groups.scale != groups.scale.astype(np.float16)).any()
+    assert not groups.scale[2:].any()
 
 
 @pytest.mark.parametrize("kind", [Kind.Q2_K, Kind.Q3_K, Kind.IQ4_NL], ids=lambda kind: kind.name)

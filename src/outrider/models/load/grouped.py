@@ -1,8 +1,9 @@
 """From stored blocks to scale * q + minimum per 32 inputs, vectorised over rows.
 
 Exact, bit for bit what the file says: Q4_0, Q4_1, Q4_K (4 bits), Q6_K (6 bits, a scale per 16), Q8_0 and Q5_0 (8 bits).
-Requantised to int8 with one scale per 32 inputs (the largest of their magnitudes / 127), each value within half a step
-of that scale: Q5_1 and Q5_K (their minimum does not fit the 8-bit form).
+Requantised to int8 with one scale per 32 inputs (the largest of their magnitudes / 127, rounded up to an fp16 number
+where that is fine enough), each value within half a step of that scale: Q5_1 and Q5_K (their minimum does not fit the
+8-bit form).
 Other types have no such form: `grouped` returns None and the dense values are used.
 Block layouts: ggml's block_q4_0 ... block_q6_K.
 """
@@ -21,6 +22,7 @@ from outrider.types import Float32
 
 Bytes = NDArray[np.uint8]
 GROUP, SUPER = 32, 256
+_FINE, _LARGE = 2.0**-20, 2.0**15  # steps between which fp16 is within a sixteenth
 CHUNK = 1 << 18  # weights unpacked at a time: temporaries stay in the cache
 
 #: Integers, scales, and minima or, for 6 bits, factors.
@@ -133,9 +135,18 @@ def _requantise(q: Bytes | NDArray[np.int8], scale: Float32, minimum: Float32 | 
     if minimum is not None:
         values += minimum
     values = values.reshape(-1, GROUP)
-    step = np.maximum(values.max(axis=1), -values.min(axis=1))[:, None] / np.float32(127)
+    step = _rounded_up(np.maximum(values.max(axis=1), -values.min(axis=1))[:, None] / np.float32(127))
     values *= np.where(step > 0, 1 / np.where(step > 0, step, 1), 0).astype(np.float32)
     return np.rint(values, out=values).astype(np.int8), step, None
+
+
+def _rounded_up(step: Float32) -> Float32:
+    """As fp16 numbers no smaller, which take half the room; as they are where one is too large or too small."""
+    small = np.where(step > 0, step, 1).min(initial=1)
+    if not small >= _FINE or step.max(initial=0) > _LARGE:
+        return step
+    half = step.astype(np.float16)
+    return np.where(half < step, np.nextafter(half, np.float16(np.inf)), half).astype(np.float32)
 
 
 def values_of(groups: GroupedInts) -> Float32:

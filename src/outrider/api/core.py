@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from outrider.api.resolve import Resolved, resolve
+from outrider.api.resolve import Resolved, check_context_budget, resolve, resolve_speculation
 from outrider.api.text import TextStream
 from outrider.config import ContextConfig, EngineConfig, SpeculativeConfig, from_mapping
 from outrider.drafters.registry import needed_taps
@@ -22,6 +22,8 @@ from outrider.engine.engine import Engine
 from outrider.engine.pipelined import PipelinedEngine
 from outrider.errors import CapacityError, ConfigError, PromptTooLongError, RequestError, UnsupportedError
 from outrider.memory.kv import KVMemory
+from outrider.memory.reading import make_reading
+from outrider.memory.trails import find_trails
 from outrider.models.build import build_decoder
 from outrider.models.load import LoadedModel, load_model
 from outrider.models.load.detokenizer import Detokenizer
@@ -96,7 +98,8 @@ class Core:
         self.resolved: Resolved = resolve(self.decoder, options)
         self.config = replace(engine, max_model_len=self.resolved.max_model_len)
         cache = self.decoder.new_cache(self.resolved.num_pages, engine.page_size)
-        self.memory = KVMemory(cache, engine.prefix_caching)
+        reading = make_reading(self.resolved.context, self.spec, cache, engine.threads)
+        self.memory = KVMemory(cache, engine.prefix_caching, reading)
         self.engine = self._engine(self.resolved.speculative)
         self._ids = itertools.count()
         self._seeds = np.random.default_rng(engine.seed)
@@ -110,6 +113,7 @@ class Core:
         """Speculate in another way from now on; only while no request is open."""
         if self.engine.scheduler.busy:
             raise CapacityError("speculation cannot be changed while requests are open; let them end first")
+        config = resolve_speculation(config, self.resolved.context)
         engine = self._engine(config)
         self.engine.close()
         self.engine, self.resolved = engine, replace(self.resolved, speculative=config)
@@ -117,10 +121,12 @@ class Core:
     def close(self) -> None:
         """Stop what runs beside the engine."""
         self.engine.close()
+        self.memory.close()
 
     def _engine(self, config: SpeculativeConfig | None) -> Engine:
         """The plain loop, or its pipelined twin."""
         self.decoder.retap(needed_taps(config.drafters, self.spec) if config else ())
+        self.decoder.retap_queries(self.memory.reading.taps)
         speculator = self._speculator(config)
         if config is None or not config.pipeline:
             return Engine(self.decoder, self.memory, speculator, self.config)
@@ -136,6 +142,7 @@ class Core:
             max_sequences=self.config.max_num_seqs,
             max_model_len=self.resolved.max_model_len,
             measure=partial(forward_seconds, self.decoder, repeats=2),
+            sparse=find_trails(self.memory),
         )
 
     def request(self, prompt: Sequence[int], params: SamplingParams, request_id: str | None = None) -> Request:
@@ -156,6 +163,7 @@ class Core:
                 raise RequestError(f"token id {token} is outside 0 to {vocabulary - 1}", request_id, "prompt")
         for name in ("stop_token_ids", "allowed_token_ids", "banned_token_ids", "logit_bias"):
             check_token_ids(name, getattr(params, name) or (), vocabulary, request_id)
+        check_context_budget(params.context_budget, self.resolved.context, request_id)
         return Request(request_id, tuple(prompt), params)
 
     def samples(self, request: Request) -> list[Sample]:

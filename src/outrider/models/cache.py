@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from outrider.errors import CapacityError, ConfigError
 from outrider.kernels.cpu.layout import CACHE
 from outrider.kernels.cpu.vectors import BFLOAT16, FLOAT32, INT8
+from outrider.types import Float32, Int32
 
 KINDS = {"float32": FLOAT32, "bfloat16": BFLOAT16, "int8": INT8}
 _TYPES = {FLOAT32: np.float32, BFLOAT16: np.uint16, INT8: np.int8}
@@ -26,6 +27,7 @@ class PagedKVCache:
         if dtype not in KINDS:
             raise ConfigError.unknown(dtype, KINDS, "kv_cache_dtype")
         self.num_pages, self.page_size, self.dtype, self.kind = num_pages, page_size, dtype, KINDS[dtype]
+        self._head_dim = head_dim
         shape = (num_pages, kv_heads, page_size, -(-head_dim // 16) * 16)
         element = _TYPES[self.kind]
         try:
@@ -53,6 +55,22 @@ class PagedKVCache:
         for array in self._filled():
             array[target] = array[source]
 
+    def key_rows(self, layer: int, slots: Int32) -> Float32:
+        """Keys [n, kv_heads, head_dim] of a layer as floats."""
+        scales = self.key_scales[layer] if self.kind == INT8 else None
+        return float_rows(self.keys[layer], scales, slots, self._head_dim)
+
+    def take(self, slots: Int32) -> list[NDArray]:
+        """Copies of the rows at some slots, array by array."""
+        pages, offsets = slots // self.page_size, slots % self.page_size
+        return [array[pages, :, offsets] for array in self._filled()]
+
+    def put(self, slots: Int32, rows: list[NDArray]) -> None:
+        """Write back what `take` gave."""
+        pages, offsets = slots // self.page_size, slots % self.page_size
+        for array, kept in zip(self._filled(), rows, strict=True):
+            array[pages, :, offsets] = kept
+
     def _arrays(self) -> list[NDArray]:
         return [*self.keys, *self.values, *self.key_scales, *self.value_scales]
 
@@ -65,3 +83,19 @@ def entry_bytes(kv_heads: int, head_dim: int, dtype: str) -> int:
     item = np.dtype(_TYPES[KINDS[dtype]]).itemsize
     scale = 4 if dtype == "int8" else 0
     return 2 * kv_heads * (-(-head_dim // 16) * 16 * item + scale)
+
+
+def float_rows(plane: NDArray, scales: NDArray | None, slots: Int32, head_dim: int) -> Float32:
+    """Rows [n, KV heads, head_dim] of a cache plane [pages, KV heads, page size, >= head_dim] as fp32.
+
+    float32 as it is, uint16 as bfloat16, int8 times its scales [pages, KV heads, page size].
+    """
+    page_size = plane.shape[2]
+    pages, offsets = slots // page_size, slots % page_size
+    rows = plane[pages, :, offsets, :head_dim]
+    if plane.dtype == np.uint16:
+        return (rows.astype(np.uint32) << 16).view(np.float32)
+    if plane.dtype == np.int8:
+        assert scales is not None, "int8 KV has scales"
+        return rows.astype(np.float32) * scales[pages, :, offsets][..., None]
+    return rows.astype(np.float32)

@@ -38,6 +38,13 @@ class Forward:
         assert logits is not None, "prompt positions are scored from logits"
         return logits
 
+    def queries(self, index: int, accepted: SequenceOf[int]) -> Float32 | None:
+        """Queries [taps, heads, head_dim] of the last row that a sequence keeps; None where no row is sampled."""
+        if self._result.queries is None or not self._works[index].samples:
+            return None
+        root = self._logit_starts[index + 1] - 1 - len(self._drafts[index])
+        return self._result.queries[:, root + 1 + accepted[-1] if accepted else root]
+
     def features(self, index: int, accepted: SequenceOf[int]) -> Float32 | None:
         """Hidden states [taps, rows + accepted, hidden] of the tokens that a sequence committed in this step."""
         if self._result.features is None:
@@ -86,6 +93,7 @@ def layout(plan: Plan, drafts: SequenceOf[Draft], view: View) -> Batch:
         want_logits=any(
             work.sequence.sampler.needs_logits or work.sequence.wants_prompt_logprobs for work in plan.works
         ),
+        selection=view.selection,
     )
 
 

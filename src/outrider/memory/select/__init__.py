@@ -6,9 +6,10 @@ from outrider.memory.select.head import HeadSelector, RetrievalHead
 from outrider.memory.select.oracle import OracleSelector, captured_mass
 from outrider.memory.select.pages import PageSelector, PageSummaries
 from outrider.memory.select.policy import ReadPolicy, make_policy
-from outrider.memory.select.reader import ContextReader, Look, float_rows, make_reader
+from outrider.memory.select.reader import ContextReader, Look, make_reader
 from outrider.memory.select.sticky import Fresh, Sticky
 from outrider.memory.select.window import WindowSelector
+from outrider.models.cache import float_rows
 
 __all__ = [
     "Chooser",

@@ -350,3 +350,34 @@ def test_on_the_default_model(article: str) -> None:
         lossless = llm.generate(article, params)[0]
         assert lossless.outputs[0].token_ids == plain.token_ids
         assert lossless.metrics.speculative.acceptance_length > 2
+
+
+def test_the_way_of_reading_can_be_changed_while_idle(folder, full, sparse) -> None:
+    """Cached prompts stay, and a new selector is shown their keys."""
+    with start(folder) as llm:
+        assert answers(llm) == full
+        for context, expected in ((SPARSE, sparse), ({**SPARSE, "mode": "lossless"}, full), (SPARSE, sparse)):
+            llm.set_context_config(context)
+            outputs = llm.generate(LONG, GREEDY)
+            assert [output.outputs[0].token_ids for output in outputs] == expected
+            assert all(output.metrics.cached_tokens > 0 for output in outputs)
+        llm.set_context_config(None)
+        llm.set_speculative_config("auto")
+        assert answers(llm) == full
+
+
+def test_the_context_benchmark_measures_every_way(folder) -> None:
+    from outrider.bench.context import MODES, kv_bytes, make_prompts, measure, parse_ways
+
+    with start(folder) as llm:
+        room = kv_bytes(llm.core.spec, "float32", "auto", 4 * 160)
+        prompts = make_prompts(llm, None, 3, 120)
+    with start(folder, kv_memory=room) as llm:
+        assert [len(prompt) for prompt in prompts] == [120] * 3
+        rows = measure(llm, parse_ways(["full", "sparse", "window", "lossless"], [90]), prompts, 12, 2)
+    assert [row["mode"] for row in rows] == ["full", "sparse", "window", "lossless"]
+    assert [row["identical"] for row in (rows[0], rows[3])] == [True, True]
+    assert rows[0]["read_share"] is None
+    assert 0.5 < rows[1]["read_share"] < 0.8
+    assert rows[1]["ratio_to_full"] > 0
+    assert set(MODES) >= {"full", "sparse", "bounded", "lossless"}

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from outrider.api.resolve import Resolved, check_context_budget, resolve, resolve_speculation
+from outrider.api.resolve import Resolved, check_context, check_context_budget, resolve, resolve_speculation
 from outrider.api.text import TextStream
 from outrider.config import ContextConfig, EngineConfig, SpeculativeConfig, from_mapping
 from outrider.drafters.registry import needed_taps
@@ -96,6 +96,7 @@ class Core:
             backend=options.backend,
         )
         self.resolved: Resolved = resolve(self.decoder, options)
+        self._asked = options.speculative
         self.config = replace(engine, max_model_len=self.resolved.max_model_len)
         cache = self.decoder.new_cache(self.resolved.num_pages, engine.page_size)
         reading = make_reading(self.resolved.context, self.spec, cache, engine.threads)
@@ -113,10 +114,20 @@ class Core:
         """Speculate in another way from now on; only while no request is open."""
         if self.engine.scheduler.busy:
             raise CapacityError("speculation cannot be changed while requests are open; let them end first")
+        self._asked = config
         config = resolve_speculation(config, self.resolved.context)
         engine = self._engine(config)
         self.engine.close()
         self.engine, self.resolved = engine, replace(self.resolved, speculative=config)
+
+    def recontext(self, context: ContextConfig) -> None:
+        """Read the context in another way from now on; only while no request is open. Cached prefixes stay."""
+        if self.engine.scheduler.busy:
+            raise CapacityError("what attention reads cannot be changed while requests are open; let them end first")
+        check_context(context)
+        self.memory.reread(make_reading(context, self.spec, self.memory.cache, self.config.threads))
+        self.resolved = replace(self.resolved, context=context)
+        self.respeculate(self._asked)
 
     def close(self) -> None:
         """Stop what runs beside the engine."""

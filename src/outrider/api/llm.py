@@ -19,6 +19,7 @@ import numpy as np
 
 from outrider.api.core import Core, Options, parse_speculative
 from outrider.api.outputs import CompletionOutput, Piece, RequestOutput
+from outrider.config import ContextConfig, from_mapping
 from outrider.errors import RequestError
 from outrider.models.load import LoadedModel
 from outrider.runner.measure import forward_seconds
@@ -108,6 +109,14 @@ class LLM:
         """Speculate in another way from now on (same values as at the start); only while no request is open."""
         with self._lock:
             self.core.respeculate(parse_speculative(config))
+
+    def set_context_config(self, config: Mapping[str, Any] | None) -> None:
+        """Read the context in another way from now on (same values as at the start); only while no request is open.
+
+        Cached prefixes stay. The KV pool keeps its size, so what a selector holds may come on top of `kv_memory`.
+        """
+        with self._lock:
+            self.core.recontext(from_mapping(ContextConfig, config, "context_config"))
 
     def speculation_report(self) -> SpeculationReport:
         """What every drafter did so far, the draft lengths, the time spent on drafting, verifying and the rest, and

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from outrider.api.core import Options
 
 SELECTORS = ("pages", "window")
-#: What "auto" and plain decoding become in lossless mode.
+#: What plain decoding becomes in lossless mode.
 LOSSLESS = SpeculativeConfig(drafters=("sparse_self",), num_speculative_tokens=6)
 TOKENS_PER_SEQUENCE = 2048  # what a default pool holds for each of max_num_seqs
 
@@ -104,7 +104,7 @@ def resolve_speculation(config: SpeculativeConfig | None, context: ContextConfig
     """Who drafts: lossless mode is a drafter, the last one where others are asked for."""
     if context.mode != "lossless":
         return config
-    if config is None or config == SpeculativeConfig():
+    if config is None:
         return LOSSLESS
     if config.pipeline:
         raise ConfigError(

@@ -20,6 +20,9 @@ from outrider.models.spec import KVCache
 from outrider.sequence import Plan, Sequence, Work
 from outrider.types import Draft, Float32, Int32, Selection, Verdict
 
+#: Entries whose keys are looked at together when a cache full of them is read anew: bounds the scratch memory.
+SLOTS_AT_ONCE = 4096
+
 
 @dataclass(frozen=True)
 class View:
@@ -141,6 +144,18 @@ class KVMemory:
         table = self._tables[sequence_id]
         table.reserve(entries)
         return table
+
+    def reread(self, reading: Reading) -> None:
+        """Read in another way from now on, while nobody runs. Published pages stay; the new reading is shown them."""
+        assert not self._tables, "sequences are running"
+        self.reading.close()
+        self.reading = reading
+        size = self.cache.page_size
+        slots: Int32 = (
+            np.array(self.pool.published, np.int32)[:, None] * size + np.arange(size, dtype=np.int32)
+        ).reshape(-1)
+        for start in range(0, len(slots), SLOTS_AT_ONCE):
+            reading.rejoin(slots[start : start + SLOTS_AT_ONCE])
 
     def close(self) -> None:
         """Nothing is asked any more."""

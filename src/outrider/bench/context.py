@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
+from time import perf_counter
 from typing import Any
 
 from outrider.api.llm import LLM
-from outrider.api.outputs import RequestOutput
+from outrider.api.outputs import RequestMetrics
 from outrider.bench.eval_cases import fill, paragraphs
 from outrider.bench.eval_retrieval import key_value_retrieval
 from outrider.bench.record import note
@@ -52,30 +53,24 @@ class Way:
 
 @dataclass
 class Round:
-    """One way's answers in one round."""
+    """One way's answers in one round. tokens and seconds: of decoding, once every request has its first token."""
 
-    outputs: list[RequestOutput]
-    verify_s: float
-    draft_s: float
-    overhead_s: float
+    answers: list[list[int]]
+    metrics: list[RequestMetrics]
+    tokens: int
+    seconds: float
     report: ContextReport
+    busy_s: float  # of all steps
 
     @property
     def speed(self) -> float:
-        """Tokens per second of all requests together, once each has its first."""
-        first = max(output.metrics.first_token_s or 0.0 for output in self.outputs)
-        last = max(output.metrics.finished_s or 0.0 for output in self.outputs)
-        tokens = sum(len(sample.token_ids) - 1 for output in self.outputs for sample in output.outputs)
-        return tokens / max(last - first, 1e-9)
+        """Tokens per second of all requests together."""
+        return self.tokens / self.seconds
 
     @property
     def select_share(self) -> float:
         """Share of the steps' time that selecting took."""
-        return self.report.select_s / max(self.verify_s + self.draft_s + self.overhead_s, 1e-9)
-
-    @property
-    def answers(self) -> list[list[int]]:
-        return [sample.token_ids for output in self.outputs for sample in output.outputs]
+        return self.report.select_s / self.busy_s
 
 
 @dataclass
@@ -88,8 +83,8 @@ class Cell:
     def row(self, reference: Cell, tokens: int) -> dict[str, Any]:
         """The record's row. `identical` compares with the reference's answers, token by token."""
         ratios = [mine.speed / theirs.speed for mine, theirs in zip(self.rounds, reference.rounds, strict=True)]
-        seen = [output.metrics.context for r in self.rounds for output in r.outputs]
-        drafts = [output.metrics.speculative.acceptance_length for r in self.rounds for output in r.outputs]
+        seen = [metrics.context for r in self.rounds for metrics in r.metrics]
+        drafts = [metrics.speculative.acceptance_length for r in self.rounds for metrics in r.metrics]
         pairs = [
             (mine, theirs)
             for a, b in zip(self.rounds, reference.rounds, strict=True)
@@ -99,7 +94,7 @@ class Cell:
             "mode": self.way.name,
             "budget": self.way.budget,
             "context_tokens": tokens,
-            "requests": len(self.rounds[0].outputs),
+            "requests": len(self.rounds[0].answers),
             "output_tokens": sum(map(len, self.rounds[0].answers)),
             "output_tokens_per_second": median(r.speed for r in self.rounds),
             "ratio_to_" + reference.way.name: median(ratios),
@@ -158,10 +153,25 @@ def measure(
 def answer(llm: LLM, way: Way, prompts: Sequence[Sequence[int]], max_tokens: int) -> Round:
     """Answer all prompts together. End tokens are passed over, so that every way decodes as much."""
     llm.set_context_config(way.config())
-    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
-    outputs = llm.generate([list(prompt) for prompt in prompts], params)
+    core, params = llm.core, SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    sequences = [sequence for prompt in prompts for sequence in core.samples(core.request(prompt, params))]
+    metrics = {sequence.request.id: RequestMetrics() for sequence in sequences}
+    core.engine.add(sequences)
+
+    def step() -> None:
+        for delta in core.engine.step():
+            metrics[delta.request_id].add(delta, 0.0)
+
+    while any(not sequence.output for sequence in sequences):
+        step()
+    before, started = sum(len(sequence.tokens) for sequence in sequences), perf_counter()
+    while core.engine.scheduler.busy:
+        step()
+    seconds, tokens = perf_counter() - started, sum(len(sequence.tokens) for sequence in sequences) - before
     report = llm.speculation_report()
-    return Round(outputs, report.verify_s, report.draft_s, report.overhead_s, report.context)
+    busy_s = report.draft_s + report.verify_s + report.overhead_s
+    answers = [sequence.output for sequence in sequences]
+    return Round(answers, list(metrics.values()), tokens, seconds, report.context, busy_s)
 
 
 def mean(values: Sequence[float]) -> float | None:

@@ -151,9 +151,8 @@ class KVMemory:
         self.reading.close()
         self.reading = reading
         size = self.cache.page_size
-        slots: Int32 = (
-            np.array(self.pool.published, np.int32)[:, None] * size + np.arange(size, dtype=np.int32)
-        ).reshape(-1)
+        firsts = np.fromiter(self.pool.published, np.int32) * size
+        slots = (firsts[:, None] + np.arange(size, dtype=np.int32)).reshape(-1)
         for start in range(0, len(slots), SLOTS_AT_ONCE):
             reading.rejoin(slots[start : start + SLOTS_AT_ONCE])
 

@@ -20,8 +20,8 @@ from outrider.models.spec import KVCache
 from outrider.sequence import Plan, Sequence, Work
 from outrider.types import Draft, Float32, Int32, Selection, Verdict
 
-#: Entries whose keys are looked at together when a cache full of them is read anew: bounds the scratch memory.
-SLOTS_AT_ONCE = 4096
+#: Pages whose keys are looked at together when a cache full of them is read anew: bounds the scratch memory.
+PAGES_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
@@ -151,10 +151,10 @@ class KVMemory:
         self.reading.close()
         self.reading = reading
         size = self.cache.page_size
-        firsts = np.fromiter(self.pool.published, np.int32) * size
-        slots = (firsts[:, None] + np.arange(size, dtype=np.int32)).reshape(-1)
-        for start in range(0, len(slots), SLOTS_AT_ONCE):
-            reading.rejoin(slots[start : start + SLOTS_AT_ONCE])
+        pages = self.pool.published
+        for start in range(0, len(pages), PAGES_AT_ONCE):
+            part = pages[start : start + PAGES_AT_ONCE]
+            reading.rejoin(np.concatenate([np.arange(p * size, (p + 1) * size, dtype=np.int32) for p in part]))
 
     def close(self) -> None:
         """Nothing is asked any more."""

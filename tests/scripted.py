@@ -94,8 +94,8 @@ class ScriptedCache:
         self.tokens[target] = self.tokens[source]
         self.positions[target] = self.positions[source]
 
-    def key_rows(self, layer: int, slots: np.ndarray) -> Float32:
-        return np.zeros((len(slots), 1, 4), np.float32)
+    def key_rows(self, layers: Sequence[int], slots: np.ndarray) -> Float32:
+        return np.zeros((len(layers), len(slots), 1, 4), np.float32)
 
     def take(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return self.tokens[slots], self.positions[slots]

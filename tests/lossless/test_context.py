@@ -215,6 +215,18 @@ def test_an_abort_leaves_nothing_behind(folder) -> None:
         assert answers(llm) == expected
 
 
+@pytest.mark.parametrize("budget", [24, 200])
+def test_drafting_beside_the_target_reads_the_same_way(folder, full, budget) -> None:
+    """The pipelined loop prepares and commits as the plain one does."""
+    config = {"drafters": ["ngram", "suffix"], "vote": "hedge", "num_speculative_tokens": 4, "pipeline": True}
+    with start(folder, {**SPARSE, "budget": budget}, speculative_config=config) as llm:
+        said = answers(llm)
+        report = llm.speculation_report()
+        assert report.num_draft_tokens > report.num_accepted_tokens > 0
+        assert (report.context.sparse_steps > 0) == (budget == 24)
+    assert (said == full) == (budget == 200)
+
+
 @pytest.mark.parametrize("drafters", [["ngram"], ["ngram", "suffix"]])
 def test_rejected_drafts_leave_no_trace_in_what_selections_rest_on(folder, drafters, monkeypatch) -> None:
     """K19: summaries cover the committed keys and nothing else, whatever was drafted."""
@@ -240,7 +252,7 @@ def summaries_are_of(memory: Any, slots: np.ndarray) -> bool:
     pages, reading = slots[::4] // 4, memory.reading
     bounds = reading.reader.chooser.selector.summaries.bounds
     for tap, layer in enumerate(reading.taps):
-        keys = memory.cache.key_rows(layer, slots)
+        keys = memory.cache.key_rows((layer,), slots)[0]
         own = [keys[at : at + 4] for at in range(0, len(keys), 4)]
         if not (bounds[tap, pages] == np.stack([np.stack([k.min(0), k.max(0)], axis=1) for k in own])).all():
             return False

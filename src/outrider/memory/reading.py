@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from outrider.config import ContextConfig
+from outrider.memory.look import Look
 from outrider.memory.report import ContextReport
 from outrider.models.spec import DecoderSpec, KVCache
 from outrider.sequence import Plan, Sequence
 from outrider.types import Draft, Float32, Int32, Reads, Selection
 
 if TYPE_CHECKING:
-    from outrider.memory.select import ContextReader, Look
+    from outrider.memory.select import ContextReader
 
 
 @dataclass(frozen=True)
@@ -174,8 +175,6 @@ class SparseAttention:
         self.reader.close()
 
     def _looks(self, plan: Plan, drafts: SequenceOf[Draft], pages: Int32) -> Iterator[Look]:
-        from outrider.memory.select import Look
-
         for work, draft, row in zip(plan.works, drafts, pages, strict=True):
             sequence = work.sequence
             budget, prefill = sequence.params.context_budget, self._behind(sequence) > 0
@@ -191,8 +190,9 @@ class SparseAttention:
     def _fold(self, parts: Iterable[Int32]) -> None:
         """Committed keys into the selector's summaries."""
         if self.taps:
-            slots = np.concatenate([np.zeros(0, np.int32), *parts])
-            self.reader.fold(slots, np.stack([self._cache.key_rows(layer, slots) for layer in self.taps]))
+            several = list(parts)
+            slots = several[0] if len(several) == 1 else np.concatenate([np.zeros(0, np.int32), *several])
+            self.reader.fold(slots, self._cache.key_rows(self.taps, slots))
 
 
 class LosslessAttention(SparseAttention):
@@ -209,8 +209,6 @@ class LosslessAttention(SparseAttention):
 
     def choose(self, sequence_id: int, length: int, block: int, pages: Int32) -> Int32 | None:
         """Entries [G, KV heads, n] that drafting behind `length` entries reads, or None for everything."""
-        from outrider.memory.select import Look
-
         started = perf_counter()
         chosen = self.reader.choose(Look(sequence_id, length, block, pages, self._budgets.get(sequence_id)))
         self._select_s += perf_counter() - started

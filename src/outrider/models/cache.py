@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from outrider.errors import CapacityError, ConfigError
@@ -55,10 +58,12 @@ class PagedKVCache:
         for array in self._filled():
             array[target] = array[source]
 
-    def key_rows(self, layer: int, slots: Int32) -> Float32:
-        """Keys [n, kv_heads, head_dim] of a layer as floats."""
-        scales = self.key_scales[layer] if self.kind == INT8 else None
-        return float_rows(self.keys[layer], scales, slots, self._head_dim)
+    def key_rows(self, layers: Sequence[int], slots: Int32) -> Float32:
+        """Keys [layers, n, kv_heads, head_dim] as floats."""
+        rows = np.empty((len(layers), len(slots), self.keys[0].shape[1], self._head_dim), np.float32)
+        for layer, target in zip(layers, rows, strict=True):
+            copy_floats(self.keys[layer], self.key_scales[layer], slots, target)
+        return rows
 
     def take(self, slots: Int32) -> list[NDArray]:
         """Copies of the rows at some slots, array by array."""
@@ -90,12 +95,47 @@ def float_rows(plane: NDArray, scales: NDArray | None, slots: Int32, head_dim: i
 
     float32 as it is, uint16 as bfloat16, int8 times its scales [pages, KV heads, page size].
     """
-    page_size = plane.shape[2]
-    pages, offsets = slots // page_size, slots % page_size
-    rows = plane[pages, :, offsets, :head_dim]
+    rows = np.empty((len(slots), plane.shape[1], head_dim), np.float32)
+    copy_floats(plane, scales, slots, rows)
+    return rows
+
+
+def copy_floats(plane: NDArray, scales: NDArray | None, slots: Int32, rows: Float32) -> None:
+    """float_rows into an array that is there."""
     if plane.dtype == np.uint16:
-        return (rows.astype(np.uint32) << 16).view(np.float32)
-    if plane.dtype == np.int8:
+        copy_bfloats(plane, slots, rows.view(np.uint32))
+    elif plane.dtype == np.int8:
         assert scales is not None, "int8 KV has scales"
-        return rows.astype(np.float32) * scales[pages, :, offsets][..., None]
-    return rows.astype(np.float32)
+        copy_scaled(plane, scales, slots, rows)
+    else:
+        copy_whole(plane, slots, rows)
+
+
+@njit(cache=True, nogil=True)
+def copy_whole(plane: NDArray, slots: Int32, rows: Float32) -> None:
+    size = plane.shape[2]
+    for i in range(rows.shape[0]):
+        for h in range(rows.shape[1]):
+            row = plane[slots[i] // size, h, slots[i] % size]
+            for d in range(rows.shape[2]):
+                rows[i, h, d] = row[d]
+
+
+@njit(cache=True, nogil=True)
+def copy_bfloats(plane: NDArray, slots: Int32, bits: NDArray[np.uint32]) -> None:
+    size = plane.shape[2]
+    for i in range(bits.shape[0]):
+        for h in range(bits.shape[1]):
+            row = plane[slots[i] // size, h, slots[i] % size]
+            for d in range(bits.shape[2]):
+                bits[i, h, d] = np.uint32(row[d]) << np.uint32(16)
+
+
+@njit(cache=True, nogil=True)
+def copy_scaled(plane: NDArray, scales: NDArray, slots: Int32, rows: Float32) -> None:
+    size = plane.shape[2]
+    for i in range(rows.shape[0]):
+        for h in range(rows.shape[1]):
+            page, offset = slots[i] // size, slots[i] % size
+            for d in range(rows.shape[2]):
+                rows[i, h, d] = np.float32(plane[page, h, offset, d]) * scales[page, h, offset]

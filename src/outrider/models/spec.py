@@ -6,7 +6,7 @@ the reference decoder (decoder.py) and the compiled one (compiled.py) both run a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -132,8 +132,8 @@ class KVCache(Protocol):
         """Copy one page in every layer (copy-on-write for samples that share a partial page)."""
         ...
 
-    def key_rows(self, layer: int, slots: Int32) -> Float32:
-        """The keys [n, kv_heads, head_dim] that a layer holds at `slots` [n], as attention reads them."""
+    def key_rows(self, layers: Sequence[int], slots: Int32) -> Float32:
+        """The keys [layers, n, kv_heads, head_dim] that some layers hold at `slots` [n], as attention reads them."""
         ...
 
     def take(self, slots: Int32) -> Any:

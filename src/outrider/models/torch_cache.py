@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -80,9 +81,10 @@ class TorchCache:
         k, v = (tuple(plane[layer][pages, :, offsets] for plane in planes) for planes in (self.k, self.v))
         return self.codec.decode(k, dtype), self.codec.decode(v, dtype)
 
-    def key_rows(self, layer: int, slots: Int32) -> Float32:
-        """Keys [n, kv_heads, d] of a layer as floats in main memory."""
-        return self.read(layer, self._place(slots), torch.float32)[0].cpu().numpy()
+    def key_rows(self, layers: Sequence[int], slots: Int32) -> Float32:
+        """Keys [layers, n, kv_heads, d] as floats in main memory."""
+        at = self._place(slots)
+        return torch.stack([self.read(layer, at, torch.float32)[0] for layer in layers]).cpu().numpy()
 
     def take(self, slots: Int32) -> list[Tensor]:
         """Copies of the rows at some slots, plane by plane, in main memory."""

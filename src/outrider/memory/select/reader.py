@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
 
 from outrider.config import ContextConfig
 from outrider.errors import ConfigError
+from outrider.memory.look import Look
 from outrider.memory.report import ContextReport
 from outrider.memory.select.base import Selector, View, check_budget, group_layers, spread_taps
 from outrider.memory.select.choose import Chooser
@@ -33,18 +33,6 @@ TAPS_PER_GROUP = 1
 LOOK_EVERY = 8
 #: Tokens of context in a step from which handing sequences to threads costs less than it gains.
 WORTH_THREADS = 8192
-
-
-@dataclass(frozen=True)
-class Look:
-    """One sequence before a step. `block` rows follow `length` committed entries; prefill says so and reads all."""
-
-    sequence_id: int
-    length: int
-    block: int
-    pages: Int32  # [P] physical page of every logical page
-    budget: int | None = None  # the request's own; None: the configured one
-    prefill: bool = False
 
 
 class ContextReader:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from outrider.config import EngineConfig
+from outrider.config import ContextConfig, EngineConfig
 from outrider.drafters.base import Context, Drafter, NoDrafter, Observation
 from outrider.engine.engine import Engine
 from outrider.engine.pipelined import PipelinedEngine
 from outrider.memory.kv import KVMemory
+from outrider.memory.reading import make_reading
 from outrider.sampling.sampler import Sampler
 from outrider.sampling.stopper import Stopper
 from outrider.sequence import Sequence as Sample
@@ -59,10 +60,13 @@ class Harness:
         taps: tuple[int, ...] = (),
         speculator: object | None = None,
         flow: FlowControl | None = None,
+        context: ContextConfig | None = None,
         **config: object,
     ) -> None:
         self.decoder = ScriptedDecoder(script, vocab_size=vocab_size, taps=taps)
-        self.memory = KVMemory(self.decoder.new_cache(pages, page_size), bool(config.get("prefix_caching", True)))
+        cache = self.decoder.new_cache(pages, page_size)
+        reading = make_reading(context or ContextConfig(), self.decoder.spec, cache, threads=1)
+        self.memory = KVMemory(cache, bool(config.get("prefix_caching", True)), reading)
         self.speculator = speculator or OneDrafter(drafter, depth)
         parts = (self.decoder, self.memory, self.speculator, EngineConfig(page_size=page_size, **config))
         self.engine = Engine(*parts) if flow is None else PipelinedEngine(*parts, flow)

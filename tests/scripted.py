@@ -94,6 +94,15 @@ class ScriptedCache:
         self.tokens[target] = self.tokens[source]
         self.positions[target] = self.positions[source]
 
+    def key_rows(self, layers: Sequence[int], slots: np.ndarray) -> Float32:
+        return np.zeros((len(layers), len(slots), 1, 4), np.float32)
+
+    def take(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return self.tokens[slots], self.positions[slots]
+
+    def put(self, slots: np.ndarray, rows: tuple[np.ndarray, np.ndarray]) -> None:
+        self.tokens[slots], self.positions[slots] = rows
+
     def copy_page(self, source: int, target: int) -> None:
         size = self.page_size
         for array in (self.tokens, self.positions):
@@ -111,6 +120,7 @@ class ScriptedDecoder:
     script: Script
     vocab_size: int = 50
     taps: tuple[int, ...] = ()
+    query_taps: tuple[int, ...] = ()
     eos: tuple[int, ...] = ()
     max_positions: int = 1 << 16
     weight_bytes: int = 0
@@ -141,6 +151,9 @@ class ScriptedDecoder:
     def retap(self, taps: tuple[int, ...]) -> None:
         self.spec.check_taps(taps)
         self.taps = taps
+
+    def retap_queries(self, taps: tuple[int, ...]) -> None:
+        self.query_taps = taps
 
     def forward(self, batch: Batch, cache: ScriptedCache) -> Result:
         self.calls += 1

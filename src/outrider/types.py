@@ -102,6 +102,11 @@ class SamplingParams:
         """Whether this request may be drafted for (per-request switch)."""
         return bool(self.extra_args.get("speculative", True))
 
+    @property
+    def context_budget(self) -> int | None:
+        """Entries that attention reads per KV head for this request; None: as configured."""
+        return self.extra_args.get("context_budget")
+
 
 def _is_whole(value: Any) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
@@ -292,6 +297,19 @@ class Result:
     best: NDArray[np.int64]  # [R]
     logits: Float32 | None = None  # [R, V] where Batch.want_logits
     features: Float32 | None = None  # [taps, T, hidden] hidden states after the tapped layers, where asked for
+    queries: Float32 | None = (
+        None  # [query taps, R, heads, head_dim] rotated queries of the logit rows, where asked for
+    )
+
+
+class Reads(NamedTuple):
+    """What attention read of one sequence's context in a step. The shares are looked at now and then, else None."""
+
+    budget: int  # entries per KV head, the rows of the pass included
+    entries: int  # committed entries read per KV head
+    length: int  # committed entries there were
+    captured: float | None = None  # share of the attention mass that the selector believes it read
+    overlap: float | None = None  # share of the selection that the step before had read too
 
 
 @dataclass(frozen=True)
@@ -308,3 +326,4 @@ class Delta:
     finish: Finish | None = None
     prompt_logprobs: tuple[Logprob | None, ...] | None = None
     cached_tokens: int = 0  # prompt tokens found in the prefix cache, told with the first delta
+    reads: Reads | None = None  # None: the engine reads everything always

@@ -86,7 +86,7 @@ class Run:
         for layer in range(SPEC.num_layers):
             parts = planes(self.cache, layer)
             at = slow_slots if self.is_slow(layer) else slots
-            keys.append(float_rows(parts[0], parts[2] if len(parts) == 4 else None, at, 16))
+            keys.append(float_rows(parts[0], parts[-2], at, 16))
         self.chooser.selector.summaries.fold(slots, np.stack(keys))
 
     def is_slow(self, layer):

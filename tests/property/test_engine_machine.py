@@ -1,20 +1,26 @@
 """Random lives of an engine: requests come, run, are aborted and preempted in any order; memory stays whole.
 
+Once with everything read, once with selections: there an answer cannot be recomputed, so a preempted sequence takes its
+own along, and only prompts are shared. (The scripted target reads everything all the same, so the answers are known.)
+
 After every rule free + held + cached = all pages, no page is owned twice, and every answer is the plain one so far.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
+import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from harness import Harness
+from outrider.config import ContextConfig
 from outrider.drafters.base import Context
 from outrider.types import Draft, SamplingParams
-from scripted import ScriptedDrafter, plain, whole_prefix
+from scripted import ScriptedCache, ScriptedDrafter, plain, whole_prefix
 
 SCRIPT = whole_prefix(vocab_size=5)
 
@@ -40,6 +46,8 @@ HAPPENED = Counter[str]()
 
 
 class EngineMachine(RuleBasedStateMachine):
+    context = ContextConfig()
+
     def __init__(self) -> None:
         super().__init__()
         self.drafter = WildDrafter(SCRIPT, vocab_size=5)
@@ -52,8 +60,14 @@ class EngineMachine(RuleBasedStateMachine):
             vocab_size=5,
             max_num_seqs=4,
             max_num_batched_tokens=9,
+            context=self.context,
         )
+        self.harness.memory.cache.put = self._put  # type: ignore[method-assign]
         self.prompts: dict[str, list[int]] = {}
+
+    def _put(self, slots: np.ndarray, rows: Any) -> None:
+        HAPPENED["taken along"] += len(slots)
+        ScriptedCache.put(self.harness.memory.cache, slots, rows)
 
     @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=14), length=st.integers(1, 12), n=st.integers(1, 3))
     def submit(self, prompt: list[int], length: int, n: int) -> None:
@@ -87,6 +101,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.harness.drain()
         assert not self.drafter.held
         assert self.harness.memory.pool.held == 0
+        assert not self.harness.memory._kept
         HAPPENED["preempted"] += self.harness.engine.scheduler.preemptions
         HAPPENED["accepted"] += self.harness.accepted
         HAPPENED["rejected"] += self.harness.drafted - self.harness.accepted
@@ -96,10 +111,19 @@ class EngineMachine(RuleBasedStateMachine):
             assert len(endings) == len(set(endings)) > 0
 
 
+class SelectingMachine(EngineMachine):
+    context = ContextConfig(mode="sparse", selector="window", budget=6, sinks=1, window=2)
+
+
+SETTINGS = settings(max_examples=60, stateful_step_count=40, deadline=None, derandomize=True)
 TestEngineMachine = EngineMachine.TestCase
-TestEngineMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None, derandomize=True)
+TestEngineMachine.settings = SETTINGS
+TestSelectingMachine = SelectingMachine.TestCase
+TestSelectingMachine.settings = SETTINGS
 
 
 def test_the_lives_were_eventful() -> None:
-    """Runs after the machine (same file): a machine that preempts, accepts or shares nothing would prove nothing."""
-    assert all(HAPPENED[event] > 0 for event in ("preempted", "accepted", "rejected", "shared", "aborted"))
+    """Runs after the machines (same file): one that preempts, accepts or shares nothing would prove nothing."""
+    assert all(
+        HAPPENED[event] > 0 for event in ("preempted", "accepted", "rejected", "shared", "aborted", "taken along")
+    )

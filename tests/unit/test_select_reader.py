@@ -24,7 +24,8 @@ def feed(made, length, start=0, sequence=0):
     taps = len(made.taps)
     slots = np.arange(start, length, dtype=np.int32)
     keys = RNG.normal(size=(taps, length - start, 2, 8)).astype(np.float32)
-    made.observe(sequence, slots, keys, RNG.normal(size=(taps, 4, 8)).astype(np.float32))
+    made.fold(slots, keys)
+    made.remember(sequence, RNG.normal(size=(taps, 4, 8)).astype(np.float32))
 
 
 def test_pages_read_everything_until_a_query_is_known_and_then_the_budget():
@@ -117,7 +118,7 @@ def test_threads_choose_what_one_thread_chooses(monkeypatch):
             made.chooser.selector.summaries.bounds[:] = np.random.default_rng(step).normal(size=(2, PAGES, 2, 2, 8))
             for s in range(4):
                 queries = np.random.default_rng(10 * step + s).normal(size=(2, 4, 8))
-                made.observe(s, np.zeros(0, np.int32), np.zeros((2, 0, 2, 8), np.float32), queries)
+                made.remember(s, queries)
         looks = [Look(s, 100 + 20 * s + step, 1, ROWS) for s in range(4)]
         first, second = alone.select(looks), many.select(looks)
         assert (first.entries == second.entries).all()

@@ -12,6 +12,7 @@ from outrider.drafters.head import HeadOptions
 from outrider.drafters.model import ModelOptions
 from outrider.drafters.ngram import NgramOptions
 from outrider.drafters.registry import BUILTIN
+from outrider.drafters.sparse_self import SparseSelfOptions
 from outrider.drafters.suffix import SuffixOptions
 from outrider.speculation.goodput import GoodputRules
 from outrider.speculation.hedge import HedgeRules
@@ -22,7 +23,11 @@ TEXT = " ".join(Path(__file__).parents[2].joinpath("docs", "speculation.md").rea
 
 
 @pytest.mark.parametrize(
-    "kind", [NgramOptions, SuffixOptions, HeadOptions, MajorityRules, HedgeRules, TrendRules, GoodputRules]
+    "kind",
+    [
+        *(NgramOptions, SuffixOptions, HeadOptions, SparseSelfOptions),
+        *(MajorityRules, HedgeRules, TrendRules, GoodputRules),
+    ],
 )
 def test_every_option_stands_there_with_its_default(kind):
     for option in fields(kind):

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from outrider.api.resolve import Resolved, resolve
+from outrider.api.resolve import Resolved, check_context, check_context_budget, resolve, resolve_speculation
 from outrider.api.text import TextStream
 from outrider.config import ContextConfig, EngineConfig, SpeculativeConfig, from_mapping
 from outrider.drafters.registry import needed_taps
@@ -22,6 +22,8 @@ from outrider.engine.engine import Engine
 from outrider.engine.pipelined import PipelinedEngine
 from outrider.errors import CapacityError, ConfigError, PromptTooLongError, RequestError, UnsupportedError
 from outrider.memory.kv import KVMemory
+from outrider.memory.reading import make_reading
+from outrider.memory.trails import find_trails
 from outrider.models.build import build_decoder
 from outrider.models.load import LoadedModel, load_model
 from outrider.models.load.detokenizer import Detokenizer
@@ -94,9 +96,11 @@ class Core:
             backend=options.backend,
         )
         self.resolved: Resolved = resolve(self.decoder, options)
+        self._asked = options.speculative
         self.config = replace(engine, max_model_len=self.resolved.max_model_len)
         cache = self.decoder.new_cache(self.resolved.num_pages, engine.page_size)
-        self.memory = KVMemory(cache, engine.prefix_caching)
+        reading = make_reading(self.resolved.context, self.spec, cache, engine.threads)
+        self.memory = KVMemory(cache, engine.prefix_caching, reading)
         self.engine = self._engine(self.resolved.speculative)
         self._ids = itertools.count()
         self._seeds = np.random.default_rng(engine.seed)
@@ -110,17 +114,30 @@ class Core:
         """Speculate in another way from now on; only while no request is open."""
         if self.engine.scheduler.busy:
             raise CapacityError("speculation cannot be changed while requests are open; let them end first")
+        self._asked = config
+        config = resolve_speculation(config, self.resolved.context)
         engine = self._engine(config)
         self.engine.close()
         self.engine, self.resolved = engine, replace(self.resolved, speculative=config)
 
+    def recontext(self, context: ContextConfig) -> None:
+        """Read the context in another way from now on; only while no request is open. Cached prefixes stay."""
+        if self.engine.scheduler.busy:
+            raise CapacityError("what attention reads cannot be changed while requests are open; let them end first")
+        check_context(context)
+        self.memory.reread(make_reading(context, self.spec, self.memory.cache, self.config.threads))
+        self.resolved = replace(self.resolved, context=context)
+        self.respeculate(self._asked)
+
     def close(self) -> None:
         """Stop what runs beside the engine."""
         self.engine.close()
+        self.memory.close()
 
     def _engine(self, config: SpeculativeConfig | None) -> Engine:
         """The plain loop, or its pipelined twin."""
         self.decoder.retap(needed_taps(config.drafters, self.spec) if config else ())
+        self.decoder.retap_queries(self.memory.reading.taps)
         speculator = self._speculator(config)
         if config is None or not config.pipeline:
             return Engine(self.decoder, self.memory, speculator, self.config)
@@ -136,6 +153,7 @@ class Core:
             max_sequences=self.config.max_num_seqs,
             max_model_len=self.resolved.max_model_len,
             measure=partial(forward_seconds, self.decoder, repeats=2),
+            sparse=find_trails(self.memory),
         )
 
     def request(self, prompt: Sequence[int], params: SamplingParams, request_id: str | None = None) -> Request:
@@ -156,6 +174,7 @@ class Core:
                 raise RequestError(f"token id {token} is outside 0 to {vocabulary - 1}", request_id, "prompt")
         for name in ("stop_token_ids", "allowed_token_ids", "banned_token_ids", "logit_bias"):
             check_token_ids(name, getattr(params, name) or (), vocabulary, request_id)
+        check_context_budget(params.context_budget, self.resolved.context, request_id)
         return Request(request_id, tuple(prompt), params)
 
     def samples(self, request: Request) -> list[Sample]:

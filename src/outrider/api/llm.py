@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 
 from outrider.api.core import Core, Options, parse_speculative
 from outrider.api.outputs import CompletionOutput, Piece, RequestOutput
+from outrider.config import ContextConfig, from_mapping
 from outrider.errors import RequestError
 from outrider.models.load import LoadedModel
 from outrider.runner.measure import forward_seconds
@@ -108,24 +110,43 @@ class LLM:
         with self._lock:
             self.core.respeculate(parse_speculative(config))
 
+    def set_context_config(self, config: Mapping[str, Any] | None) -> None:
+        """Read the context in another way from now on (same values as at the start); only while no request is open.
+
+        Cached prefixes stay. The KV pool keeps its size, so what a selector holds may come on top of `kv_memory`.
+        """
+        with self._lock:
+            self.core.recontext(from_mapping(ContextConfig, config, "context_config"))
+
     def speculation_report(self) -> SpeculationReport:
-        """What every drafter did so far, the draft lengths, and the time spent on drafting, verifying and the rest."""
-        return self.core.speculator.report()
+        """What every drafter did so far, the draft lengths, the time spent on drafting, verifying and the rest, and
+        what attention read (`context`)."""
+        return replace(self.core.speculator.report(), context=self.core.memory.reading.report())
 
     def forward_seconds(self, rows: int, context: int = 128) -> float:
         """Median seconds of a forward pass of `rows` rows of one sequence behind `context` entries."""
         with self._lock:
             return forward_seconds(self.core.decoder, rows, context=context, repeats=9)
 
+    @property
+    def context_mode(self) -> str:
+        """What attention reads: full, sparse, bounded or lossless."""
+        return self.core.resolved.context.mode
+
     def describe(self) -> dict[str, Any]:
         """The resolved configuration."""
         return {"model": self.core.loaded.name, "family": self.core.spec.family, **self.core.resolved.to_dict()}
 
     def memory_plan(self) -> dict[str, int]:
-        """What is where, in bytes: weights, and the KV pool with what of it is in use."""
+        """What is where, in bytes: weights, the KV pool with what of it is in use, and what selection holds."""
         core = self.core
         used = core.memory.pool.held * core.memory.cache.page_size * core.decoder.kv_bytes_per_token()
-        return {"weights": core.resolved.weight_bytes, "kv_pool": core.resolved.kv_bytes, "kv_used": used}
+        return {
+            "weights": core.resolved.weight_bytes,
+            "kv_pool": core.resolved.kv_bytes,
+            "kv_used": used,
+            "selector": core.memory.reading.report().selector_bytes,
+        }
 
     def close(self) -> None:
         """Release the model. Streams that are open end with an error."""
@@ -233,6 +254,7 @@ class LLM:
         params = request.params
         samples = [CompletionOutput(i, logprobs=None if params.logprobs is None else []) for i in range(params.n)]
         output = RequestOutput(request.id, text, list(request.prompt), samples)
+        output.metrics.context.mode = self.context_mode
         streams = [self.core.text_stream(params) for _ in range(params.n)]
         with closing(self._deltas(request)) as deltas:
             next(deltas)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.types import Delta, Finish, Logprob
+from outrider.types import Delta, Finish, Logprob, Reads
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Piece:
     finish: Finish | None = None
     cached_tokens: int = 0
     prompt_logprobs: tuple[Logprob | None, ...] | None = None
+    reads: Reads | None = None
 
 
 @dataclass
@@ -63,6 +64,62 @@ class SpeculativeMetrics:
 
 
 @dataclass
+class ContextMetrics:
+    """What attention read for one request, over all samples. A step is one sample's part of a forward pass.
+
+    In lossless mode it is the drafts that read sparsely; what verifies them reads everything.
+    """
+
+    mode: str = "full"
+    budget: int | None = None  # entries per KV head; None: everything is read
+    sparse_steps: int = 0
+    full_steps: int = 0
+    read_entries: int = 0  # committed entries read per KV head, over all steps
+    known_entries: int = 0  # committed entries there were
+    _captured: list[float] = field(default_factory=list, repr=False)
+    _overlap: list[float] = field(default_factory=list, repr=False)
+
+    def add(self, reads: Reads | None) -> None:
+        """Count one step."""
+        if reads is None:
+            return
+        self.budget = reads.budget
+        self.sparse_steps += reads.entries < reads.length
+        self.full_steps += reads.entries == reads.length
+        self.read_entries += reads.entries
+        self.known_entries += reads.length
+        self._captured += [] if reads.captured is None else [reads.captured]
+        self._overlap += [] if reads.overlap is None else [reads.overlap]
+
+    @property
+    def captured_mass(self) -> float | None:
+        """Mean share of attention that the selections are believed to hold; None where the selector cannot tell."""
+        return sum(self._captured) / len(self._captured) if self._captured else None
+
+    @property
+    def overlap(self) -> float | None:
+        """Mean share of a selection that the step before had read too."""
+        return sum(self._overlap) / len(self._overlap) if self._overlap else None
+
+    def line(self) -> str:
+        """A few words for people."""
+        if self.budget is None:
+            return f"{self.mode} context"
+        share = self.read_entries / self.known_entries if self.known_entries else 1.0
+        parts = [f"{self.mode} context, budget {self.budget}: {share:.0%} read"]
+        if self.captured_mass is not None:
+            parts.append(f"about {self.captured_mass:.0%} of attention")
+        if self.overlap is not None:
+            parts.append(f"{self.overlap:.0%} kept from step to step")
+        return ", ".join(parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        named = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        return {**named, "captured_mass": self.captured_mass, "overlap": self.overlap}
+
+
+@dataclass
 class RequestMetrics:
     """Times in seconds since the request was submitted, and what speculation did, over all samples."""
 
@@ -70,6 +127,7 @@ class RequestMetrics:
     finished_s: float | None = None
     cached_tokens: int = 0
     speculative: SpeculativeMetrics = field(default_factory=SpeculativeMetrics)
+    context: ContextMetrics = field(default_factory=ContextMetrics)
 
     def add(self, delta: Delta, elapsed: float) -> None:
         """Count one delta."""
@@ -79,6 +137,7 @@ class RequestMetrics:
         if delta.finish is not None:
             self.finished_s = elapsed
         self.speculative.add(delta.drafted, delta.accepted)
+        self.context.add(delta.reads)
 
 
 @dataclass
@@ -145,4 +204,5 @@ class RequestOutput:
                 "acceptance_length": speculative.acceptance_length,
                 "per_position": speculative.per_position,
             },
+            "context": self.metrics.context.to_dict(),
         }

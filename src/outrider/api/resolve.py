@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from outrider.config import ContextConfig, SpeculativeConfig
-from outrider.errors import CapacityError, ConfigError
-from outrider.models.spec import Decoder
+from outrider.errors import CapacityError, ConfigError, UnsupportedError
+from outrider.memory.planner import selector_token_bytes
+from outrider.models.spec import Decoder, DecoderSpec
 
 if TYPE_CHECKING:
     from outrider.api.core import Options
 
+SELECTORS = ("pages", "window")
+#: What plain decoding becomes in lossless mode.
+LOSSLESS = SpeculativeConfig(drafters=("sparse_self",), num_speculative_tokens=6)
 TOKENS_PER_SEQUENCE = 2048  # what a default pool holds for each of max_num_seqs
 
 
@@ -34,18 +39,15 @@ class Resolved:
 
 def resolve(decoder: Decoder, options: Options) -> Resolved:
     """Sizes from the model, the options and the memory of this machine."""
-    engine, spec = options.engine, decoder.spec
-    if options.context is not None and options.context.mode != "full":
-        raise ConfigError(
-            f"context_config: mode = {options.context.mode!r} is not served by the engine yet; use 'full'", "mode"
-        )
+    engine, spec, context = options.engine, decoder.spec, options.context or ContextConfig()
+    check_context(context)
     if engine.max_model_len is not None and engine.max_model_len > spec.max_positions:
         raise ConfigError(
             f"max_model_len = {engine.max_model_len} is more than the {spec.max_positions} positions of the model; "
             "lower it",
             "max_model_len",
         )
-    per_page = decoder.kv_bytes_per_token() * engine.page_size
+    per_page = decoder.kv_bytes_per_token() * engine.page_size + selector_bytes(context, spec, engine.page_size)
     longest = engine.max_model_len or spec.max_positions
     num_pages = kv_pages(engine.kv_memory, per_page, longest, engine.max_num_seqs, engine.page_size)
     if engine.max_model_len is not None and num_pages * engine.page_size < engine.max_model_len:
@@ -58,9 +60,67 @@ def resolve(decoder: Decoder, options: Options) -> Resolved:
         num_pages=num_pages,
         kv_bytes=num_pages * per_page,
         weight_bytes=decoder.weight_bytes,
-        speculative=options.speculative,
-        context=options.context or ContextConfig(),
+        speculative=resolve_speculation(options.speculative, context),
+        context=context,
     )
+
+
+def check_context(context: ContextConfig) -> None:
+    """Refuse, by name, what this engine does not do."""
+    for name in ("kv_path", "kv_memory"):
+        if getattr(context, name) is not None:
+            raise ConfigError(
+                f"context_config: {name} is refused; the engine keeps all KV in memory, so leave it out "
+                "(the engine's own kv_memory sizes the KV pool)",
+                name,
+            )
+    if context.mode != "full" and context.selector not in SELECTORS:
+        if context.selector == "head" or "/" in context.selector:
+            raise ConfigError(
+                f"context_config: selector = {context.selector!r} is refused; the engine does not select by a "
+                "retrieval head, so use 'pages' or 'window'",
+                "selector",
+            )
+        raise ConfigError.unknown(context.selector, SELECTORS, "context_config.selector")
+
+
+def check_context_budget(budget: int | None, context: ContextConfig, request_id: str) -> None:
+    """Refuse a request's own budget where it means nothing or is too small."""
+    if budget is None:
+        return
+    if context.mode == "full":
+        raise UnsupportedError(
+            "context_budget is refused while everything is read; start with context_config "
+            '{"mode": "sparse"}, "bounded" or "lossless"',
+            request_id,
+            "context_budget",
+        )
+    from outrider.memory.select import check_budget  # only who selects pays for importing it
+
+    check_budget(budget, context.sinks, context.window, request_id)
+
+
+def resolve_speculation(config: SpeculativeConfig | None, context: ContextConfig) -> SpeculativeConfig | None:
+    """Who drafts: lossless mode is a drafter, the last one where others are asked for."""
+    if context.mode != "lossless":
+        return config
+    if config is None:
+        return LOSSLESS
+    if config.pipeline:
+        raise ConfigError(
+            "pipeline = True is refused in lossless mode, where the target drafts for itself; use False",
+            "pipeline",
+        )
+    named = [entry.get("name") if isinstance(entry, Mapping) else entry for entry in config.drafters]
+    own = () if "sparse_self" in named else ("sparse_self",)
+    return replace(config, drafters=(*config.drafters, *own))
+
+
+def selector_bytes(context: ContextConfig, spec: DecoderSpec, page_size: int) -> int:
+    """Bytes that selection holds for every page of KV."""
+    if context.mode == "full" or context.selector != "pages":
+        return 0
+    return selector_token_bytes(spec, "pages", page_size, context.group) * page_size
 
 
 def kv_pages(kv_memory: int | None, per_page: int, longest: int, sequences: int, page_size: int) -> int:

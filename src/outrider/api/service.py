@@ -106,6 +106,7 @@ class Service:
             "prefix_cache_queries": memory.prefix_queries,
             "prefix_cache_hits": memory.prefix_hits,
             "speculation": asdict(core.speculator.report()),
+            "context": asdict(memory.reading.report()),
         }
 
     def describe(self) -> dict[str, Any]:

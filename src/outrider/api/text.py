@@ -46,6 +46,7 @@ class TextStream:
             finish=delta.finish,
             cached_tokens=delta.cached_tokens,
             prompt_logprobs=delta.prompt_logprobs,
+            reads=delta.reads,
         )
 
     def _show(self, tokens: Sequence[int]) -> str:

@@ -144,3 +144,57 @@ def peers(
     columns = ["shape", "peer", "version", "tokens_per_second", f"{engines[0].name}_over_it"]
     table.show(rows, columns, f"engines on {loaded.path.name}")
     record.emit(record.new_record("peers", {"model": model, **shared, **ours}, rows), out)
+
+
+@app.command()
+def context(
+    model: Model = "smollm2-135m",
+    modes: Annotated[
+        str, typer.Option(help="full, sparse, fresh, shared, window, bounded, lossless; the first is the reference.")
+    ] = "full,sparse",
+    budgets: Annotated[str, typer.Option(help="Entries read per KV head, comma separated.")] = "1024",
+    requests: Annotated[int, typer.Option(min=1, help="Requests decoded together.")] = 1,
+    context_tokens: Annotated[int, typer.Option("--context", min=16, help="Tokens of every prompt.")] = 4096,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens per answer.")] = 64,
+    repeats: Repeats = 3,
+    data: Annotated[
+        str | None, typer.Option(help="Folder with war_and_peace.txt; default: OUTRIDER_DATA, else random pairs.")
+    ] = None,
+    out: Out = None,
+    dtype: opt.Dtype = "auto",
+    kv_cache_dtype: opt.KvDtype = "auto",
+    threads: opt.Threads = None,
+) -> None:
+    """Measure decoding behind long contexts in several context modes, in turns.
+
+    Example: outrider bench context smollm2-135m --requests 8 --context 4096 --budgets 512,1024
+    """
+    from outrider.api.llm import LLM
+    from outrider.bench import context as bench
+    from outrider.bench import record, table
+    from outrider.bench.workloads import data_folder
+    from outrider.models.load import load_model
+
+    ways = bench.parse_ways(split(modes), [int(budget) for budget in split(budgets)])
+    folder = data_folder(data)
+    length = context_tokens + max_tokens + 16
+    loaded = load_model(model)
+    with LLM(
+        loaded,
+        speculative_config=None,
+        dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
+        threads=threads,
+        max_num_seqs=requests,
+        max_model_len=length,
+        kv_memory=bench.kv_bytes(loaded.spec, dtype, kv_cache_dtype, requests * (length + 16)),
+    ) as llm:
+        text = None if folder is None else (folder / "war_and_peace.txt").read_text(encoding="utf-8")
+        prompts = bench.make_prompts(llm, text, requests, context_tokens)
+        rows = bench.measure(llm, ways, prompts, max_tokens, repeats)
+        config = llm.describe()
+    ratio = f"ratio_to_{ways[0].name}"
+    columns = ["mode", "budget", "requests", "context_tokens", "output_tokens_per_second", ratio, "read_share"]
+    more = ["captured_mass", "overlap", "select_share", "acceptance_length", "identical"]
+    table.show(rows, [*columns, *more], f"long contexts of {model}")
+    record.emit(record.new_record("context", config, rows), out)

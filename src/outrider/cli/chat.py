@@ -39,7 +39,7 @@ class Chat:
     def say(self, text: str) -> None:
         """Answer one message, streaming it to stdout; an interrupted answer stays in the conversation."""
         self.messages.append({"role": "user", "content": text})
-        record, said = Record(), ""
+        record, said = Record(self._llm.context_mode), ""
         try:
             with interruptible() as interrupted, closing(self._llm.stream_chat(self.messages, self._room())) as pieces:
                 for piece in pieces:

@@ -7,14 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
-from outrider.api.outputs import Piece, SpeculativeMetrics
+from outrider.api.outputs import ContextMetrics, Piece, SpeculativeMetrics
 
 
 class Record:
     """Counts the pieces of one answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, mode: str = "full") -> None:
+        """mode: of the context, as configured."""
         self.speculative = SpeculativeMetrics()
+        self.context = ContextMetrics(mode)
         self.tokens = 0
         self.cached_tokens = 0
         self.finish: str | None = None
@@ -31,6 +33,7 @@ class Record:
             self.cached_tokens = piece.cached_tokens
         self.tokens += len(piece.token_ids)
         self.speculative.add(piece.drafted, piece.accepted)
+        self.context.add(piece.reads)
         if piece.finish is not None:
             self.finish = piece.finish.reason
 
@@ -56,6 +59,7 @@ class Record:
         if self.speculative.num_drafts:
             share = self.speculative.num_accepted_tokens / max(1, self.tokens)
             parts += [f"acceptance length {self.speculative.acceptance_length:.2f}", f"{share:.0%} drafted"]
+        parts.append(self.context.line())
         if self.cached_tokens:
             parts.append(f"{self.cached_tokens} prompt tokens reused")
         if self.finish == "length":
@@ -64,8 +68,8 @@ class Record:
 
 
 @contextmanager
-def footer() -> Iterator[Record]:
+def footer(mode: str = "full") -> Iterator[Record]:
     """Give a record to fill; its line goes to stderr afterwards."""
-    record = Record()
+    record = Record(mode)
     yield record
     print(f"[{record.line()}]", file=sys.stderr)

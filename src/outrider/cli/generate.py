@@ -63,7 +63,7 @@ def generate(
             for sample in output.outputs:
                 check(sample.finish_reason, sample.stop_reason)
             return
-        with footer() as record:
+        with footer(llm.context_mode) as record:
             for piece in llm.stream(ids, params):
                 record.add(piece)
                 print(piece.text, end="", flush=True)

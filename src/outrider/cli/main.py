@@ -39,6 +39,7 @@ COMMANDS: Mapping[str, Command] = {
     "info": Command("info", "info", "Show what a model is: family, shape, size, tokenizer."),
     "plan": Command("plan", "plan_command", "Work out what fits in memory, and what goes where."),
     "distill": Command("distill", "distill", "Train a drafter for a model."),
+    "eval": Command("eval", "eval_command", "Measure what reading less of a long context costs in accuracy."),
     "bench": Command("bench", "app", "Measure speed, context, serving, or compare with peers."),
 }
 

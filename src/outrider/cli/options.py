@@ -13,9 +13,7 @@ from outrider.errors import ConfigError
 if TYPE_CHECKING:
     from outrider.api.llm import LLM
 
-Dtype = Annotated[
-    str, typer.Option(help="Weights: auto, int8, int4 or float32; bfloat16 on an accelerator.")
-]
+Dtype = Annotated[str, typer.Option(help="Weights: auto, int8, int4 or float32; bfloat16 on an accelerator.")]
 KvDtype = Annotated[str, typer.Option("--kv-cache-dtype", help="Keys and values: auto, float32, bfloat16, int8.")]
 MaxModelLen = Annotated[int | None, typer.Option("--max-model-len", help="Context in tokens, answer included.")]
 MaxNumSeqs = Annotated[int, typer.Option("--max-num-seqs", help="Requests that are decoded together.")]

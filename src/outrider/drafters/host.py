@@ -37,6 +37,26 @@ class Store(Protocol):
     def table(self) -> Pages: ...
 
 
+@dataclass(frozen=True)
+class Trail:
+    """Where a sequence's drafted entries may lie, behind its committed ones, and what drafting reads of these."""
+
+    pages: Int32  # [P] physical page of every logical page, drafted entries included
+    slots: Int32  # [depth] of the drafted entries
+    entries: Int32  # [G, KV heads, n] committed entries to read, ascending
+
+
+class SparseContext(Protocol):
+    """The target's own KV, for passes that draft over a selected context (memory/trails.py fulfils it)."""
+
+    cache: KVCache
+    groups: Int32  # [L] as in Selection
+
+    def trail(self, sequence_id: int, length: int, depth: int) -> Trail | None:
+        """Room for `depth` entries behind `length` committed ones; None where all of the context would be read."""
+        ...
+
+
 def _no_store(decoder: Decoder, tokens: int) -> Store:
     raise ConfigError("this drafter needs KV memory, which the engine was started without", "drafters")
 
@@ -47,6 +67,7 @@ class Host:
 
     vocab_size: length of the target's tokenizer (not the padded width of its logits); ids from 0 may be proposed.
     new_store: (decoder, tokens) -> KV memory for that many tokens in all.
+    sparse: the target's own KV and what to read of it, in lossless mode.
     """
 
     vocab_size: int
@@ -56,3 +77,4 @@ class Host:
     max_sequences: int = 16
     max_model_len: int = 2048
     new_store: Callable[[Decoder, int], Store] = _no_store
+    sparse: SparseContext | None = None  # None: nothing is selected for drafts

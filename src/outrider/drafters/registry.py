@@ -33,6 +33,7 @@ BUILTIN = {
     "suffix": "outrider.drafters.suffix:SuffixDrafter",
     "model": "outrider.drafters.model:ModelDrafter",
     "head": "outrider.drafters.head:HeadDrafter",
+    "sparse_self": "outrider.drafters.sparse_self:SparseSelfDrafter",
 }
 
 

@@ -20,7 +20,7 @@ from outrider.sequence import Plan, Sequence, Work
 from outrider.speculation.none import NoSpeculator
 from outrider.speculation.speculator import Speculator
 from outrider.speculation.timing import StepTiming
-from outrider.types import Delta, Draft, Finish, Float32, Verdict
+from outrider.types import Delta, Draft, Finish, Float32, Reads, Verdict
 from outrider.verify.judge import judge
 from outrider.verify.logprobs import logprob
 
@@ -59,7 +59,7 @@ class Engine:
         verified = perf_counter()
         verdicts = [self._judge(index, work, drafts[index], forward) for index, work in enumerate(plan.works)]
         starts = [work.sequence.computed for work in plan.works]
-        self.memory.commit(plan, drafts, verdicts)
+        self.memory.commit(plan, drafts, verdicts, forward)
         rows = sum(work.rows + len(draft) for work, draft in zip(plan.works, drafts, strict=True))
         judged = perf_counter()
         timing = StepTiming(
@@ -146,16 +146,24 @@ class Engine:
             sequence = work.sequence
             first = len(sequence.tokens) == sequence.prompt_length
             sequence.tokens.extend(verdict.tokens)
+            reads = self.memory.reading.reads(sequence)
             if verdict.finish is not None:
-                deltas.append(self._end(sequence, verdict.finish, verdict, first))
+                deltas.append(self._end(sequence, verdict.finish, verdict, first, reads))
             elif verdict.tokens:
-                deltas.append(delta(sequence, verdict, None, first))
+                deltas.append(delta(sequence, verdict, None, first, reads))
         return deltas
 
-    def _end(self, sequence: Sequence, finish: Finish, verdict: Verdict | None = None, first: bool = False) -> Delta:
+    def _end(
+        self,
+        sequence: Sequence,
+        finish: Finish,
+        verdict: Verdict | None = None,
+        first: bool = False,
+        reads: Reads | None = None,
+    ) -> Delta:
         self.scheduler.finish(sequence)
         self._forget([sequence])
-        return delta(sequence, verdict or Verdict(), finish, first)
+        return delta(sequence, verdict or Verdict(), finish, first, reads)
 
     def _forget(self, sequences: SequenceOf[Sequence]) -> None:
         for sequence in sequences:
@@ -167,7 +175,9 @@ def context(sequence: Sequence) -> Context:
     return Context(sequence.id, sequence.tokens, sequence.prompt_length, sequence.sampler)
 
 
-def delta(sequence: Sequence, verdict: Verdict, finish: Finish | None, first: bool) -> Delta:
+def delta(
+    sequence: Sequence, verdict: Verdict, finish: Finish | None, first: bool, reads: Reads | None = None
+) -> Delta:
     """The news of one sample after a step."""
     return Delta(
         request_id=sequence.request.id,
@@ -180,6 +190,7 @@ def delta(sequence: Sequence, verdict: Verdict, finish: Finish | None, first: bo
         finish=finish,
         prompt_logprobs=tuple(sequence.prompt_logprobs) if first and sequence.prompt_logprobs else None,
         cached_tokens=sequence.cached_tokens,
+        reads=reads,
     )
 
 

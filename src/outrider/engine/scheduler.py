@@ -84,7 +84,7 @@ class Scheduler:
 
         behind: sequences whose turn is still to come; drafts leave a row for each of them.
         """
-        rows = min(sequence.remaining, budget.rows)
+        rows = min(self._memory.due(sequence), budget.rows)
         limit = self.draft_limit(sequence, budget.rows - rows - behind)
         if self._memory.missing(sequence, rows + limit) > budget.pages:
             limit = 0
@@ -106,10 +106,12 @@ class Scheduler:
             self._memory.adopt(sequence)
             budget.pages -= before - self._memory.pool.available  # adopted pages can no longer be evicted
             if self._memory.missing(sequence, sequence.remaining) > budget.pages:
-                self._memory.release(sequence)
-                sequence.computed = 0
+                self._memory.suspend(sequence)
                 return
-            rows = min(sequence.remaining, budget.rows)
+            before = self._memory.pool.available
+            self._memory.restore(sequence)
+            budget.pages -= before - self._memory.pool.available
+            rows = min(self._memory.due(sequence), budget.rows)
             self.waiting.popleft()
             sequence.status = Status.RUNNING
             self.running.append(sequence)
@@ -146,9 +148,9 @@ class Scheduler:
         """Send a sequence back to the head of the queue; it recomputes its known tokens when its turn comes."""
         before = self._memory.pool.available
         self.running.remove(sequence)
-        self._memory.release(sequence)
+        self._memory.suspend(sequence)
         budget.pages += self._memory.pool.available - before
-        sequence.status, sequence.computed = Status.WAITING, 0
+        sequence.status = Status.WAITING
         sequence.preemptions += 1
         self.preemptions += 1
         self.preempted.append(sequence)

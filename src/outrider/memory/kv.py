@@ -6,16 +6,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from outrider.memory.pool import PagePool
+from outrider.memory.reading import FullAttention, Reading, Span
 from outrider.memory.table import PageTable
 from outrider.models.spec import KVCache
 from outrider.sequence import Plan, Sequence, Work
-from outrider.types import Draft, Int32, Verdict
+from outrider.types import Draft, Float32, Int32, Selection, Verdict
+
+#: Pages whose keys are looked at together when a cache full of them is read anew: bounds the scratch memory.
+PAGES_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
@@ -25,18 +31,37 @@ class View:
     pages: Int32  # [S, P]
     slots: Int32  # [T]
     contexts: Int32  # [S]
+    selection: Selection | None = None  # None: everything is read
+
+
+class Seen(Protocol):
+    """What a forward pass shows of itself."""
+
+    def queries(self, index: int, accepted: SequenceOf[int]) -> Float32 | None:
+        """Queries [taps, heads, head_dim] of the last row that the index-th sequence of the plan keeps."""
+        ...
+
+
+class _Kept(NamedTuple):
+    """What a preempted sequence takes along: its entries from `start` on, which no recomputation would give again."""
+
+    start: int
+    entries: int
+    rows: Any
 
 
 class KVMemory:
     """Pages of one KV cache, shared by the sequences that a decoder runs."""
 
-    def __init__(self, cache: KVCache, prefix_caching: bool = True) -> None:
+    def __init__(self, cache: KVCache, prefix_caching: bool = True, reading: Reading | None = None) -> None:
         self.cache = cache
+        self.reading: Reading = reading or FullAttention()
         self.pool = PagePool(cache.num_pages)
         self.prefix_queries = 0  # tokens looked up
         self.prefix_hits = 0  # tokens found
         self._prefix_caching = prefix_caching
         self._tables: dict[int, PageTable] = {}
+        self._kept: dict[int, _Kept] = {}
         self._view = np.zeros((0, 0), np.int32)
 
     @property
@@ -48,11 +73,16 @@ class KVMemory:
         """Pages that `rows` more entries of a sequence would take from the pool."""
         return self._table(sequence).missing(sequence.computed + rows)
 
+    def due(self, sequence: Sequence) -> int:
+        """How many known tokens of a sequence the next pass may compute."""
+        return self.reading.due(sequence)
+
     def adopt(self, sequence: Sequence) -> None:
         """Start a waiting sequence on the pages of an earlier one that began alike."""
         if not self._prefix_caching or sequence.params.prompt_logprobs is not None:
             return
-        sequence.computed = self._table(sequence).adopt(sequence.tokens)
+        sequence.computed = self._table(sequence).adopt(sequence.tokens[: self.due(sequence) + 1])
+        self.reading.adopt(sequence)
         if not sequence.preemptions:
             sequence.cached_tokens = sequence.computed
         self.prefix_queries += len(sequence.tokens)
@@ -66,18 +96,69 @@ class KVMemory:
             table.reserve(work.sequence.computed + count)
             slots.append(table.slots(work.sequence.computed, count))
         contexts = np.array([work.sequence.computed for work in plan.works], np.int32)
-        return View(self._pages(plan), slots[0] if len(slots) == 1 else np.concatenate(slots), contexts)
+        pages = self._pages(plan)
+        selection = self.reading.select(plan, drafts, pages)
+        return View(pages, slots[0] if len(slots) == 1 else np.concatenate(slots), contexts, selection)
 
-    def commit(self, plan: Plan, drafts: SequenceOf[Draft], verdicts: SequenceOf[Verdict]) -> None:
+    def commit(
+        self, plan: Plan, drafts: SequenceOf[Draft], verdicts: SequenceOf[Verdict], seen: Seen | None = None
+    ) -> None:
         """Keep the known tokens and the accepted part of every draft; release the rest."""
+        starts = [work.sequence.computed for work in plan.works]
         for work, draft, verdict in zip(plan.works, drafts, verdicts, strict=True):
             self._commit(work, draft, verdict)
+        self.reading.observe(self._spans(plan, verdicts, starts, seen))
+        for work, draft, verdict, start in zip(plan.works, drafts, verdicts, starts, strict=True):
+            self._publish(work, draft, verdict, start)
+            self._rejoin(work.sequence)
 
     def release(self, sequence: Sequence) -> None:
-        """A sequence ended or is preempted: it holds nothing afterwards. Published pages stay findable."""
-        table = self._tables.pop(sequence.id, None)
-        if table is not None:
-            table.release()
+        """A sequence ended: it holds nothing afterwards. Published pages stay findable."""
+        self._kept.pop(sequence.id, None)
+        self._release_pages(sequence)
+        self.reading.forget(sequence)
+
+    def suspend(self, sequence: Sequence) -> None:
+        """A sequence is preempted: its pages are free, and it starts anew when `restore` is called.
+
+        What a recomputation would not give again, bit for bit, is kept aside; usually nothing.
+        """
+        whole, computed = self.reading.whole(sequence), sequence.computed
+        if computed > whole:
+            slots = self._table(sequence).slots(whole, computed - whole)
+            self._kept[sequence.id] = _Kept(whole, computed - whole, self.cache.take(slots))
+        self._release_pages(sequence)
+        sequence.computed = 0
+
+    def restore(self, sequence: Sequence) -> None:
+        """A waiting sequence is admitted: put back what it took along. The plan has made sure that pages suffice."""
+        kept = self._kept.get(sequence.id)
+        if kept is not None:
+            table = self._table(sequence)
+            table.reserve(kept.start + kept.entries)
+            self.cache.put(table.slots(kept.start, kept.entries), kept.rows)
+            self._rejoin(sequence)
+
+    def reserve(self, sequence_id: int, entries: int) -> PageTable:
+        """The pages of a running sequence, enough for `entries`; those behind its tokens go at the next `commit`."""
+        table = self._tables[sequence_id]
+        table.reserve(entries)
+        return table
+
+    def reread(self, reading: Reading) -> None:
+        """Read in another way from now on, while nobody runs. Published pages stay; the new reading is shown them."""
+        assert not self._tables, "sequences are running"
+        self.reading.close()
+        self.reading = reading
+        size = self.cache.page_size
+        pages = self.pool.published
+        for start in range(0, len(pages), PAGES_AT_ONCE):
+            part = pages[start : start + PAGES_AT_ONCE]
+            reading.rejoin(np.concatenate([np.arange(p * size, (p + 1) * size, dtype=np.int32) for p in part]))
+
+    def close(self) -> None:
+        """Nothing is asked any more."""
+        self.reading.close()
 
     def check(self) -> None:
         """Prove that the pool is whole and that the tables hold exactly the held pages."""
@@ -92,12 +173,38 @@ class KVMemory:
             if node != offset:  # a tree's accepted path is compacted; parents come first, so nothing is overwritten
                 source, target = table.slots(start + node, 1)[0], table.slots(start + offset, 1)[0]
                 self.cache.move(int(source), int(target))
-        committed = start + len(verdict.accepted)
-        sequence.computed = committed
-        table.shrink(committed)
-        if self._prefix_caching and committed // self.cache.page_size > (start - work.rows) // self.cache.page_size:
+        sequence.computed = start + len(verdict.accepted)
+        kept = self._kept.get(sequence.id)
+        table.shrink(sequence.computed if kept is None else kept.start + kept.entries)
+
+    def _publish(self, work: Work, draft: Draft, verdict: Verdict, start: int) -> None:
+        """Let other prompts find pages that have become full, as far as they are whole."""
+        sequence, size = work.sequence, self.cache.page_size
+        whole = min(sequence.computed, self.reading.whole(sequence))
+        if self._prefix_caching and whole // size > start // size:
             accepted = [draft.tokens[node] for node in verdict.accepted]
-            table.publish((sequence.tokens[:start] + accepted)[:committed])
+            known = sequence.tokens[: start + work.rows] + accepted
+            self._table(sequence).publish(known[:whole])
+
+    def _rejoin(self, sequence: Sequence) -> None:
+        """All that is whole has been computed again: what the sequence took along counts from now on."""
+        kept = self._kept.get(sequence.id)
+        if kept is not None and sequence.computed == kept.start:
+            sequence.computed += kept.entries
+            self.reading.rejoin(self._table(sequence).slots(kept.start, kept.entries))
+            del self._kept[sequence.id]
+
+    def _spans(
+        self, plan: Plan, verdicts: SequenceOf[Verdict], starts: SequenceOf[int], seen: Seen | None
+    ) -> Iterator[Span]:
+        for index, (work, verdict, start) in enumerate(zip(plan.works, verdicts, starts, strict=True)):
+            slots = self._table(work.sequence).slots(start, work.sequence.computed - start)
+            yield Span(work.sequence, start, slots, seen.queries(index, verdict.accepted) if seen else None)
+
+    def _release_pages(self, sequence: Sequence) -> None:
+        table = self._tables.pop(sequence.id, None)
+        if table is not None:
+            table.release()
 
     def _table(self, sequence: Sequence) -> PageTable:
         table = self._tables.get(sequence.id)

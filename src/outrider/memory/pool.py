@@ -58,6 +58,11 @@ class PagePool:
         else:
             self._free.append(page)
 
+    @property
+    def published(self) -> list[int]:
+        """The pages that later prompts may find."""
+        return sorted(self._digests)
+
     def publish(self, page: int, digest: Digest) -> None:
         """Let later prompts find a full page of committed tokens. A digest that is published already stays as it is."""
         if digest not in self._published and page not in self._digests:

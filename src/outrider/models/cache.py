@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from outrider.errors import CapacityError, ConfigError
 from outrider.kernels.cpu.layout import CACHE
 from outrider.kernels.cpu.vectors import BFLOAT16, FLOAT32, INT8
+from outrider.types import Float32, Int32
 
 KINDS = {"float32": FLOAT32, "bfloat16": BFLOAT16, "int8": INT8}
 _TYPES = {FLOAT32: np.float32, BFLOAT16: np.uint16, INT8: np.int8}
@@ -26,6 +30,7 @@ class PagedKVCache:
         if dtype not in KINDS:
             raise ConfigError.unknown(dtype, KINDS, "kv_cache_dtype")
         self.num_pages, self.page_size, self.dtype, self.kind = num_pages, page_size, dtype, KINDS[dtype]
+        self._head_dim = head_dim
         shape = (num_pages, kv_heads, page_size, -(-head_dim // 16) * 16)
         element = _TYPES[self.kind]
         try:
@@ -53,6 +58,24 @@ class PagedKVCache:
         for array in self._filled():
             array[target] = array[source]
 
+    def key_rows(self, layers: Sequence[int], slots: Int32) -> Float32:
+        """Keys [layers, n, kv_heads, head_dim] as floats."""
+        rows = np.empty((len(layers), len(slots), self.keys[0].shape[1], self._head_dim), np.float32)
+        for layer, target in zip(layers, rows, strict=True):
+            copy_floats(self.keys[layer], self.key_scales[layer], slots, target)
+        return rows
+
+    def take(self, slots: Int32) -> list[NDArray]:
+        """Copies of the rows at some slots, array by array."""
+        pages, offsets = slots // self.page_size, slots % self.page_size
+        return [array[pages, :, offsets] for array in self._filled()]
+
+    def put(self, slots: Int32, rows: list[NDArray]) -> None:
+        """Write back what `take` gave."""
+        pages, offsets = slots // self.page_size, slots % self.page_size
+        for array, kept in zip(self._filled(), rows, strict=True):
+            array[pages, :, offsets] = kept
+
     def _arrays(self) -> list[NDArray]:
         return [*self.keys, *self.values, *self.key_scales, *self.value_scales]
 
@@ -65,3 +88,54 @@ def entry_bytes(kv_heads: int, head_dim: int, dtype: str) -> int:
     item = np.dtype(_TYPES[KINDS[dtype]]).itemsize
     scale = 4 if dtype == "int8" else 0
     return 2 * kv_heads * (-(-head_dim // 16) * 16 * item + scale)
+
+
+def float_rows(plane: NDArray, scales: NDArray | None, slots: Int32, head_dim: int) -> Float32:
+    """Rows [n, KV heads, head_dim] of a cache plane [pages, KV heads, page size, >= head_dim] as fp32.
+
+    float32 as it is, uint16 as bfloat16, int8 times its scales [pages, KV heads, page size].
+    """
+    rows = np.empty((len(slots), plane.shape[1], head_dim), np.float32)
+    copy_floats(plane, scales, slots, rows)
+    return rows
+
+
+def copy_floats(plane: NDArray, scales: NDArray | None, slots: Int32, rows: Float32) -> None:
+    """float_rows into an array that is there."""
+    if plane.dtype == np.uint16:
+        copy_bfloats(plane, slots, rows.view(np.uint32))
+    elif plane.dtype == np.int8:
+        assert scales is not None, "int8 KV has scales"
+        copy_scaled(plane, scales, slots, rows)
+    else:
+        copy_whole(plane, slots, rows)
+
+
+@njit(cache=True, nogil=True)
+def copy_whole(plane: NDArray, slots: Int32, rows: Float32) -> None:
+    size = plane.shape[2]
+    for i in range(rows.shape[0]):
+        for h in range(rows.shape[1]):
+            row = plane[slots[i] // size, h, slots[i] % size]
+            for d in range(rows.shape[2]):
+                rows[i, h, d] = row[d]
+
+
+@njit(cache=True, nogil=True)
+def copy_bfloats(plane: NDArray, slots: Int32, bits: NDArray[np.uint32]) -> None:
+    size = plane.shape[2]
+    for i in range(bits.shape[0]):
+        for h in range(bits.shape[1]):
+            row = plane[slots[i] // size, h, slots[i] % size]
+            for d in range(bits.shape[2]):
+                bits[i, h, d] = np.uint32(row[d]) << np.uint32(16)
+
+
+@njit(cache=True, nogil=True)
+def copy_scaled(plane: NDArray, scales: NDArray, slots: Int32, rows: Float32) -> None:
+    size = plane.shape[2]
+    for i in range(rows.shape[0]):
+        for h in range(rows.shape[1]):
+            page, offset = slots[i] // size, slots[i] % size
+            for d in range(rows.shape[2]):
+                rows[i, h, d] = np.float32(plane[page, h, offset, d]) * scales[page, h, offset]

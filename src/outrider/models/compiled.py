@@ -36,6 +36,7 @@ class CompiledDecoder:
         self, spec: DecoderSpec, packed: _PackedModel, kv_dtype: str, threads: int, taps: tuple[int, ...], path: str
     ) -> None:
         self.spec, self.taps, self.kv_dtype, self.path = spec, taps, kv_dtype, path
+        self.query_taps: tuple[int, ...] = ()
         self.weight_bytes = packed.nbytes
         self._packed = packed
         self._product = _warm_up(path)
@@ -75,10 +76,15 @@ class CompiledDecoder:
         """Give the states behind other layers from the next pass on."""
         self.spec.check_taps(taps)
         with self._lock:
-            self._packed.layers["tap"] = -1
-            for place, layer in enumerate(taps):
-                self._packed.layers["tap"][layer] = place
+            self._packed.tap("tap", taps)
             self.taps = taps
+
+    def retap_queries(self, taps: tuple[int, ...]) -> None:
+        """Give the queries of other layers from the next pass on."""
+        self.spec.check_taps(taps)
+        with self._lock:
+            self._packed.tap("query_tap", taps)
+            self.query_taps = taps
 
     def kv_bytes_per_token(self) -> int:
         return self.spec.num_layers * entry_bytes(self.spec.num_kv_heads, self.spec.head_dim, self.kv_dtype)
@@ -89,7 +95,7 @@ class CompiledDecoder:
             raise RequestError("this cache belongs to another decoder; use new_cache()")
         with self._lock:
             inputs = self._enter(batch, cache)
-            logits, features = self._outputs(batch)
+            logits, features, queries = self._outputs(batch)
             layers = range(self.spec.num_layers)
             spans = [(0, len(layers))] if before_layer is None else [(layer, layer + 1) for layer in layers]
             for first, last in spans:
@@ -97,7 +103,8 @@ class CompiledDecoder:
                     before_layer(first)
                 self._run(cache, first, last)
             del inputs  # kept alive until here: the step reads them by address
-            return Result(self._work.best(len(batch.logit_rows)), logits, features)
+            seen = None if queries is None else queries[..., : self.spec.head_dim]
+            return Result(self._work.best(len(batch.logit_rows)), logits, features, seen)
 
     def _run(self, cache: PagedKVCache, first: int, last: int) -> None:
         """Layers first .. last - 1 on all threads."""
@@ -148,15 +155,17 @@ class CompiledDecoder:
         step["kv_kind"], step["page_size"] = cache.kind, cache.page_size
         return held
 
-    def _outputs(self, batch: Batch) -> tuple[Float32 | None, Float32 | None]:
-        """Arrays for logits and features where they are wanted."""
+    def _outputs(self, batch: Batch) -> tuple[Float32 | None, Float32 | None, Float32 | None]:
+        """Arrays for logits, features and queries (heads padded as in the workspace) where they are wanted."""
         step, spec = self._work.step, self.spec
         wanted, rows = len(batch.logit_rows), len(batch.tokens)
         logits = np.empty((wanted, spec.vocab_size), np.float32) if batch.want_logits else None
         features = np.empty((len(self.taps), rows, spec.hidden_size), np.float32) if self.taps else None
-        step["logits"] = 0 if logits is None else address(logits)
-        step["features"] = 0 if features is None else address(features)
-        return logits, features
+        shape = (len(self.query_taps), wanted, spec.num_heads, padded(spec.head_dim, 16))
+        queries = np.zeros(shape, np.float32) if self.query_taps and wanted else None
+        for name, array in (("logits", logits), ("features", features), ("queries", queries)):
+            step[name] = 0 if array is None else address(array)
+        return logits, features, queries
 
     def _grow_tables(self, positions: int) -> None:
         """Cosines and sines up to a power of two of positions."""
@@ -185,16 +194,23 @@ class _PackedModel:
         else:
             self._add_matrix("lm_head", last, layout.HEAD)
         for number in range(spec.num_layers):
-            self._add_layer(spec, number, taps)
+            self._add_layer(spec, number)
+        self.tap("tap", taps)
+        self.tap("query_tap", ())
         self.model = self._describe(spec)
 
-    def _add_layer(self, spec: DecoderSpec, number: int, taps: tuple[int, ...]) -> None:
+    def tap(self, field: str, taps: tuple[int, ...]) -> None:
+        """Number the tapped layers in one field of their records."""
+        self.layers[field] = -1
+        for place, layer in enumerate(taps):
+            self.layers[field][layer] = place
+
+    def _add_layer(self, spec: DecoderSpec, number: int) -> None:
         record, prefix = self.layers[number], f"layers.{number}."
         for field in ("attn_norm", "attn_norm_bias", "mlp_norm", "mlp_norm_bias", "q_norm", "k_norm"):
             record[field] = self._vector(prefix + field.replace("_bias", ".bias"))
         windowed = spec.windowed_layers is None or number in spec.windowed_layers
         record["window"] = (spec.sliding_window or 0) if windowed else 0
-        record["tap"] = taps.index(number) if number in taps else -1
         for column, name in enumerate(_MATRICES):
             if name != "gate" or spec.gated:
                 self._add_matrix(prefix + name, self.matrices[number], column)

@@ -32,6 +32,7 @@ class ReferenceDecoder:
     def __init__(self, spec: DecoderSpec, tensors: Tensors, kv_dtype: torch.dtype, taps: tuple[int, ...]) -> None:
         """`tensors` by canonical name, all of one floating point type on one device; see `build`."""
         self.spec, self.taps, self.tensors, self.kv_dtype = spec, taps, tensors, kv_dtype
+        self.query_taps: tuple[int, ...] = ()
         self.device, self.dtype = tensors["embed"].device, tensors["embed"].dtype
         self.weight_bytes = sum(tensor.nbytes for tensor in tensors.values())
         self.rows: ops.Rows = ops.RowByRow() if self.device.type == "cpu" else ops.AllRows()
@@ -61,6 +62,11 @@ class ReferenceDecoder:
         self.spec.check_taps(taps)
         self.taps = taps
 
+    def retap_queries(self, taps: tuple[int, ...]) -> None:
+        """Give the queries of other layers from the next pass on."""
+        self.spec.check_taps(taps)
+        self.query_taps = taps
+
     def new_cache(self, num_pages: int, page_size: int) -> TorchCache:
         """An empty cache for this decoder, on its device."""
         return TorchCache(self.spec, num_pages, page_size, codec_for(self.kv_dtype), self.device)
@@ -77,11 +83,13 @@ class ReferenceDecoder:
         cos, sin = self._rotation(batch)
         attention = Attention(self.spec, batch, cache, self.rows)
         features: dict[int, Tensor] = {}
+        queries: dict[int, Tensor] = {}
         for index, layer in enumerate(self.layers):
-            q, k, v = self.rows.map(layer.project, x, cos, sin)
-            x = self.rows.map(layer.combine, x, attention(index, q, k, v))
+            queries[index], k, v = self.rows.map(layer.project, x, cos, sin)
+            x = self.rows.map(layer.combine, x, attention(index, queries[index], k, v))
             features[index] = x
-        return self._result(batch, x, [features[tap] for tap in self.taps])
+        asked = [queries[tap][_indices(batch.logit_rows, self.device)] for tap in self.query_taps]
+        return self._result(batch, x, [features[tap] for tap in self.taps], asked)
 
     def _embed(self, batch: Batch) -> Tensor:
         """Rows of the residual stream before the first layer: [T, hidden]."""
@@ -100,12 +108,13 @@ class ReferenceDecoder:
         cos, sin = rope_tables(self.spec.rope, self.spec.head_dim, batch.positions)
         return torch.from_numpy(cos).to(self.device), torch.from_numpy(sin).to(self.device)
 
-    def _result(self, batch: Batch, x: Tensor, features: Sequence[Tensor]) -> Result:
+    def _result(self, batch: Batch, x: Tensor, features: Sequence[Tensor], queries: Sequence[Tensor]) -> Result:
         logits = self.rows.map(self._logits, x[_indices(batch.logit_rows, self.device)])
         return Result(
             best=logits[:, : self.spec.num_tokens].argmax(-1).cpu().numpy(),
             logits=logits.cpu().numpy() if batch.want_logits else None,
-            features=torch.stack(list(features)).float().cpu().numpy() if features else None,
+            features=_stacked(features),
+            queries=_stacked(queries),
         )
 
     def _logits(self, x: Tensor) -> Tensor:
@@ -185,6 +194,11 @@ class Attention:
 
 def _indices(values: np.ndarray, device: torch.device) -> Tensor:
     return torch.from_numpy(np.asarray(values, dtype=np.int64)).to(device)
+
+
+def _stacked(parts: Sequence[Tensor]) -> np.ndarray | None:
+    """Tensors of one shape as one fp32 array; None where there are none."""
+    return torch.stack(list(parts)).float().cpu().numpy() if parts else None
 
 
 def _norm(spec: DecoderSpec, tensors: Tensors, name: str, x: Tensor) -> Tensor:

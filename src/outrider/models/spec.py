@@ -6,15 +6,15 @@ the reference decoder (decoder.py) and the compiled one (compiled.py) both run a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import ConfigError
-from outrider.types import Batch, Float32, Result
+from outrider.types import Batch, Float32, Int32, Result
 
 
 @dataclass(frozen=True)
@@ -132,12 +132,25 @@ class KVCache(Protocol):
         """Copy one page in every layer (copy-on-write for samples that share a partial page)."""
         ...
 
+    def key_rows(self, layers: Sequence[int], slots: Int32) -> Float32:
+        """The keys [layers, n, kv_heads, head_dim] that some layers hold at `slots` [n], as attention reads them."""
+        ...
+
+    def take(self, slots: Int32) -> Any:
+        """A copy of all that `slots` [n] hold in every layer, for `put`."""
+        ...
+
+    def put(self, slots: Int32, rows: Any) -> None:
+        """Write back, bit for bit, what `take` gave for as many slots."""
+        ...
+
 
 class Decoder(Protocol):
     """A target or drafter model. forward() is the only way in; it keeps no state of its own between calls."""
 
     spec: DecoderSpec
     taps: tuple[int, ...]  # layers whose output hidden states Result.features carries; empty: none
+    query_taps: tuple[int, ...]  # layers whose queries Result.queries carries; empty: none
     weight_bytes: int
 
     def new_cache(self, num_pages: int, page_size: int) -> KVCache: ...
@@ -146,6 +159,10 @@ class Decoder(Protocol):
 
     def retap(self, taps: tuple[int, ...]) -> None:
         """Give the states behind other layers from the next pass on. ConfigError where there is no such layer."""
+        ...
+
+    def retap_queries(self, taps: tuple[int, ...]) -> None:
+        """Give the queries of other layers from the next pass on. ConfigError where there is no such layer."""
         ...
 
     def forward(self, batch: Batch, cache: KVCache) -> Result:

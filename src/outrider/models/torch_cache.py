@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.models.spec import DecoderSpec
+from outrider.types import Float32, Int32
 
 
 class Codec(Protocol):
@@ -77,6 +80,27 @@ class TorchCache:
         pages, offsets = slots // self.page_size, slots % self.page_size
         k, v = (tuple(plane[layer][pages, :, offsets] for plane in planes) for planes in (self.k, self.v))
         return self.codec.decode(k, dtype), self.codec.decode(v, dtype)
+
+    def key_rows(self, layers: Sequence[int], slots: Int32) -> Float32:
+        """Keys [layers, n, kv_heads, d] as floats in main memory."""
+        at = self._place(slots)
+        return torch.stack([self.read(layer, at, torch.float32)[0] for layer in layers]).cpu().numpy()
+
+    def take(self, slots: Int32) -> list[Tensor]:
+        """Copies of the rows at some slots, plane by plane, in main memory."""
+        at = self._place(slots)
+        pages, offsets = at // self.page_size, at % self.page_size
+        return [plane[:, pages, :, offsets].cpu() for plane in self.k + self.v]
+
+    def put(self, slots: Int32, rows: list[Tensor]) -> None:
+        """Write back what `take` gave."""
+        at = self._place(slots)
+        pages, offsets = at // self.page_size, at % self.page_size
+        for plane, kept in zip(self.k + self.v, rows, strict=True):
+            plane[:, pages, :, offsets] = kept.to(self.device)
+
+    def _place(self, slots: Int32) -> Tensor:
+        return torch.from_numpy(slots.astype(np.int64)).to(self.device)
 
     def move(self, source: int, target: int) -> None:
         """Copy one slot's K and V in every layer."""

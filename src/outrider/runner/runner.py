@@ -20,6 +20,7 @@ class Forward:
 
     def __init__(self, plan: Plan, drafts: SequenceOf[Draft], result: Result) -> None:
         self._works, self._drafts, self._result = plan.works, drafts, result
+        self._samples = [work.samples for work in plan.works]  # as of now: a commit moves the sequences on
         counts = [work.rows + len(draft) for work, draft in zip(plan.works, drafts, strict=True)]
         wanted = [len(logit_rows(work, draft)) for work, draft in zip(plan.works, drafts, strict=True)]
         self._row_starts = np.concatenate(([0], np.cumsum(counts)))
@@ -28,7 +29,7 @@ class Forward:
     def rows(self, index: int) -> Rows:
         """The root's and every draft node's best token and logits; empty where the step does not sample."""
         stop = self._logit_starts[index + 1]
-        start = stop - 1 - len(self._drafts[index]) if self._works[index].samples else stop
+        start = stop - 1 - len(self._drafts[index]) if self._samples[index] else stop
         return Rows(self._result.best[start:stop], self._slice(start, stop))
 
     def prompt_logits(self, index: int) -> Float32:
@@ -37,6 +38,13 @@ class Forward:
         logits = self._slice(start, start + self._works[index].rows)
         assert logits is not None, "prompt positions are scored from logits"
         return logits
+
+    def queries(self, index: int, accepted: SequenceOf[int]) -> Float32 | None:
+        """Queries [taps, heads, head_dim] of the last row that a sequence keeps; None where no row is sampled."""
+        if self._result.queries is None or not self._samples[index]:
+            return None
+        root = self._logit_starts[index + 1] - 1 - len(self._drafts[index])
+        return self._result.queries[:, root + 1 + accepted[-1] if accepted else root]
 
     def features(self, index: int, accepted: SequenceOf[int]) -> Float32 | None:
         """Hidden states [taps, rows + accepted, hidden] of the tokens that a sequence committed in this step."""
@@ -86,6 +94,7 @@ def layout(plan: Plan, drafts: SequenceOf[Draft], view: View) -> Batch:
         want_logits=any(
             work.sequence.sampler.needs_logits or work.sequence.wants_prompt_logprobs for work in plan.works
         ),
+        selection=view.selection,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from outrider.config import SpeculativeConfig, from_mapping
 from outrider.drafters.base import Drafter
-from outrider.drafters.host import Host
+from outrider.drafters.host import Host, SparseContext
 from outrider.drafters.registry import create_drafters
 from outrider.errors import ConfigError
 from outrider.models.load import Tokenizer
@@ -41,6 +41,7 @@ def build_speculator(
     max_sequences: int = 16,
     max_model_len: int = 2048,
     measure: Callable[[int], float] | None = None,
+    sparse: SparseContext | None = None,
 ) -> Speculator | NoSpeculator:
     """The speculator that a configuration asks for; None or no drafters: plain decoding.
 
@@ -50,7 +51,7 @@ def build_speculator(
     """
     if config is None or not config.drafters:
         return NoSpeculator()
-    host = Host(vocab_size, tokenizer, decoder, weights, max_sequences, max_model_len, new_store)
+    host = Host(vocab_size, tokenizer, decoder, weights, max_sequences, max_model_len, new_store, sparse)
     return assemble(create_drafters(config.drafters, host), config, vocab_size, measure=measure)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from outrider.memory.report import ContextReport
+
 
 @dataclass(frozen=True)
 class DrafterReport:
@@ -41,6 +43,7 @@ class SpeculationReport:
     overhead_s: float = 0.0
     control_s: float = 0.0
     lengths: Mapping[int, int] = field(default_factory=dict)  # draft length -> how many drafts of it were handed out
+    context: ContextReport = field(default_factory=ContextReport)  # what attention read meanwhile
 
     @property
     def num_drafts(self) -> int:

@@ -11,7 +11,10 @@ EMBED, HEAD = 0, 1  # columns of its last row
 LAYER = np.dtype(
     [
         (name, np.int64)
-        for name in ("attn_norm", "attn_norm_bias", "mlp_norm", "mlp_norm_bias", "q_norm", "k_norm", "window", "tap")
+        for name in (
+            *("attn_norm", "attn_norm_bias", "mlp_norm", "mlp_norm_bias", "q_norm", "k_norm", "window"),
+            *("tap", "query_tap"),
+        )
     ]
 )
 
@@ -25,7 +28,7 @@ MODEL = np.dtype([(name, np.int64) for name in _MODEL] + [("eps", np.float32), (
 #: Batch (addresses of its arrays), the product's address, workspace (addresses and strides in bytes) and results.
 _STEP = (
     *("rows", "sequences", "tokens", "positions", "slots", "row_starts", "contexts", "pages", "page_columns"),
-    *("ancestors", "logit_rows", "logits", "wanted", "best", "features"),
+    *("ancestors", "logit_rows", "logits", "wanted", "best", "features", "queries"),
     *("selected", "counts", "groups", "selected_heads", "selected_columns"),
     *("product", "kv_kind", "page_size", "cos", "sin", "sync"),
     *("x", "x_stride", "normed", "qkv", "qkv_stride", "query", "query_stride", "mixed", "mixed_stride"),

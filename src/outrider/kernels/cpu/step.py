@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit, typeof, types
 
 from outrider.kernels.cpu import formats, vectors
-from outrider.kernels.cpu.attention import attend_split, attend_whole, place_heads
+from outrider.kernels.cpu.attention import attend_split, attend_whole, place_head, place_heads
 from outrider.kernels.cpu.layout import (
     CACHE,
     DOWN,
@@ -153,6 +153,8 @@ def run_layer(m, s, layer, matrices, cache, number, member, members):
         project(matrices[c], s, base, normed, s.x_stride, rows, target, s.qkv_stride, STORE, member, members)
     meet(s.sync, members)
     place_heads(m, s, layer, cache, member, members)
+    if layer.query_tap >= 0 and s.queries != 0:
+        copy_queries(m, s, layer, member, members)
     meet(s.sync, members)
     if rows <= SPLIT:
         attend_split(m, s, layer, cache, number, member, members)
@@ -183,6 +185,17 @@ def copy_features(m, s, tap, member, members):
         x, y = f32(s.x + r * s.x_stride), f32(s.features + (tap * s.rows + r) * m.hidden * 4)
         for i in range(m.hidden):
             y[i] = x[i]
+
+
+@compiled
+def copy_queries(m, s, layer, member, members):
+    """queries[tap] = the logit rows' queries, normed and rotated but not scaled. Units are (row, head)."""
+    first, last = share(s.wanted * m.heads, member, members)
+    for unit in range(first, last):
+        row, head = np.int64(i32(s.logit_rows)[unit // m.heads]), unit % m.heads
+        source = s.qkv + row * s.qkv_stride + head * m.head_dim * 4
+        target = s.queries + (layer.query_tap * s.wanted * m.heads + unit) * m.head_pad * 4
+        place_head(m, s, row, source, layer.q_norm, m.rope, np.float32(1), target)
 
 
 @compiled

@@ -43,9 +43,7 @@ class Workspace:
             self._rows = padded(rows, 16)
             self._grow_rows()
         if wanted > self._wanted:
-            self._wanted = padded(wanted, 16)
-            self._take("lead", self._members * self._wanted * 4)
-            self._take("best", self._members * self._wanted * 8)
+            self._grow_wanted(wanted)
         if rows <= SPLIT:
             self._fit_partials(chunks)
 
@@ -56,6 +54,7 @@ class Workspace:
     def _fixed(self) -> None:
         sizes = self._sizes
         self._take("sync", 128)
+        self._grow_wanted(1)
         self._take("tile", self._members * 2048)
         self._take("entries", self._members * (CHUNK + 16) * 8)
         self._take("chunk", self._members * MAX_QUERIES * CHUNK * 4)
@@ -74,6 +73,11 @@ class Workspace:
         self._take_rows("q", prepared, sizes["inputs"])
         self._take_rows("meta", prepared * PLANES, sizes["inputs"] // 32 * 4)
         self.step["meta_plane"] = prepared * (sizes["inputs"] // 32) * 4
+
+    def _grow_wanted(self, wanted: int) -> None:
+        self._wanted = padded(wanted, 16)
+        self._take("lead", self._members * self._wanted * 4)
+        self._take("best", self._members * self._wanted * 8)
 
     def _fit_partials(self, chunks: int) -> None:
         stride = int(self.step["state_stride"][0])

@@ -8,8 +8,7 @@ class in select/__init__.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -17,8 +16,7 @@ from outrider.errors import ConfigError, UnsupportedError
 from outrider.types import Float32, Int32
 
 
-@dataclass(frozen=True)
-class View:
+class View(NamedTuple):
     """One sequence as a selector sees it before a step. Selectors change nothing reachable from here."""
 
     sequence_id: int

@@ -1,7 +1,8 @@
 """What an engine asks: which entries does each sequence read in this step? Selection, mode and memory in one object.
 
 selection = reader.select(looks)                  # None: everything, by the kernels of full attention
-reader.observe(sequence, slots, keys, queries)    # after a commit: the rows that were kept
+reader.fold(slots, keys)                          # after a commit: the rows that were kept
+reader.remember(sequence, queries)                # and the queries of the last one
 reader.forget(sequence)
 """
 
@@ -9,38 +10,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from outrider.config import ContextConfig
 from outrider.errors import ConfigError
+from outrider.memory.look import Look
+from outrider.memory.report import ContextReport
 from outrider.memory.select.base import Selector, View, check_budget, group_layers, spread_taps
 from outrider.memory.select.choose import Chooser
 from outrider.memory.select.head import HeadSelector, RetrievalHead
 from outrider.memory.select.pages import PageSelector, PageSummaries
 from outrider.memory.select.policy import ReadPolicy, make_policy
 from outrider.memory.select.sticky import Sticky
+from outrider.memory.select.tally import Tally, share_kept
 from outrider.memory.select.window import WindowSelector
 from outrider.models.spec import DecoderSpec
-from outrider.types import Float32, Int32, Selection
+from outrider.types import Float32, Int32, Reads, Selection
 
 TAPS_PER_GROUP = 1
+#: Steps of a sequence from one look at the captured and kept shares to the next; looking costs a little.
+LOOK_EVERY = 8
 #: Tokens of context in a step from which handing sequences to threads costs less than it gains.
 WORTH_THREADS = 8192
-
-
-@dataclass(frozen=True)
-class Look:
-    """One sequence before a step. `block` rows follow `length` committed entries; prefill says so and reads all."""
-
-    sequence_id: int
-    length: int
-    block: int
-    pages: Int32  # [P] physical page of every logical page
-    budget: int | None = None  # the request's own; None: the configured one
-    prefill: bool = False
 
 
 class ContextReader:
@@ -52,7 +44,11 @@ class ContextReader:
         self.chooser = chooser
         self.taps = chooser.selector.taps
         self._policy, self._budget, self._summaries = policy, budget, summaries
+        self.reads: dict[int, Reads] = {}  # by sequence id: its latest step
+        self._tally = Tally()
         self._queries: dict[int, Float32] = {}
+        self._last: dict[int, Int32] = {}  # the latest selection of each sequence
+        self._steps: dict[int, int] = {}
         self._threads = threads
         self._pool: ThreadPoolExecutor | None = None
 
@@ -71,25 +67,43 @@ class ContextReader:
             return [self.choose(look) for look in looks]
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._threads, "outrider-select")
-        return list(self._pool.map(self.choose, looks))
+        chosen = list(self._pool.map(self._choose, looks))
+        for look in looks:
+            self._count(look)
+        return chosen
 
     def choose(self, look: Look) -> Int32 | None:
         """Entries [G, KV heads, n] of one sequence, or None for everything."""
+        chosen = self._choose(look)
+        self._count(look)
+        return chosen
+
+    def _choose(self, look: Look) -> Int32 | None:
+        """`choose`, leaving the common record alone: several threads may be in here, for different sequences."""
         if look.prefill:
             return None
         policy, view = self._policy, self._view(look)
         full = policy.wants_full(look.sequence_id)
         entries, scores = (None, None) if full else self.chooser.choose_scored(view)
-        captured = self.chooser.captured(view, entries, scores) if policy.watches else 1.0
-        policy.note(look.sequence_id, entries is None, captured)
+        watched = self._steps.get(look.sequence_id, 0) % LOOK_EVERY == 0
+        captured = self.chooser.captured(view, entries, scores) if watched or policy.watches else None
+        policy.note(look.sequence_id, entries is None, 1.0 if captured is None else captured)
+        self.reads[look.sequence_id] = self._describe(view, entries, captured, watched)
         return entries
 
-    def observe(self, sequence_id: int, slots: Int32, keys: Float32, queries: Float32) -> None:
-        """Rows that were committed, in entry order: slots [n], and of the tapped layers rotated keys
-        [taps, n, KV heads, head_dim] and the rotated queries of the last row [taps, heads, head_dim]."""
+    def fold(self, slots: Int32, keys: Float32) -> None:
+        """Rows that were committed, in entry order within a sequence: slots [n], and the tapped layers' rotated keys
+        [taps, n, KV heads, head_dim]."""
         if self._summaries is not None:
             self._summaries.fold(slots, keys)
-            self._queries[sequence_id] = np.array(queries, np.float32)
+
+    def remember(self, sequence_id: int, queries: Float32) -> None:
+        """The rotated queries [taps, heads, head_dim] of a sequence's latest committed row."""
+        self._queries[sequence_id] = np.array(queries, np.float32)
+
+    def report(self, mode: str, select_s: float) -> ContextReport:
+        """What was read so far."""
+        return self._tally.report(mode, self.chooser.selector.name, self._budget, select_s, self.nbytes)
 
     def copy_page(self, source: int, target: int) -> None:
         """A page was copied."""
@@ -98,7 +112,8 @@ class ContextReader:
 
     def forget(self, sequence_id: int) -> None:
         """The sequence ended. A preempted one that keeps its pages is not forgotten."""
-        self._queries.pop(sequence_id, None)
+        for held in (self._queries, self._last, self._steps, self.reads):
+            held.pop(sequence_id, None)
         self._policy.forget(sequence_id)
         self.chooser.forget(sequence_id)
 
@@ -107,6 +122,21 @@ class ContextReader:
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None
+
+    def _describe(self, view: View, entries: Int32 | None, captured: float | None, watched: bool) -> Reads:
+        """What a step reads; the overlap is worked out where somebody watches."""
+        if entries is None:
+            return Reads(view.budget, view.length, view.length)
+        last = self._last.get(view.sequence_id)
+        overlap = share_kept(last, entries, view.length) if watched and last is not None else None
+        self._last[view.sequence_id] = entries
+        weighed = captured if self.chooser.selector.weighs else None
+        return Reads(view.budget, entries.shape[2], view.length, weighed, overlap)
+
+    def _count(self, look: Look) -> None:
+        if not look.prefill:
+            self._steps[look.sequence_id] = self._steps.get(look.sequence_id, 0) + 1
+            self._tally.add(self.reads[look.sequence_id])
 
     def _view(self, look: Look) -> View:
         budget = self._budget if look.budget is None else look.budget
@@ -143,19 +173,3 @@ def make_reader(
         raise ConfigError.unknown(config.selector, ("pages", "window", "head"), "context_config.selector")
     chooser = Chooser(selector, spec.num_kv_heads, config.sinks, config.window, Sticky(config.sticky))
     return ContextReader(chooser, make_policy(config), config.budget, summaries, threads)
-
-
-def float_rows(plane: NDArray, scales: NDArray | None, slots: Int32, head_dim: int) -> Float32:
-    """Rows [n, KV heads, head_dim] of a cache plane [pages, KV heads, page size, >= head_dim] as fp32.
-
-    float32 as it is, uint16 as bfloat16, int8 times its scales [pages, KV heads, page size].
-    """
-    page_size = plane.shape[2]
-    pages, offsets = slots // page_size, slots % page_size
-    rows = plane[pages, :, offsets, :head_dim]
-    if plane.dtype == np.uint16:
-        return (rows.astype(np.uint32) << 16).view(np.float32)
-    if plane.dtype == np.int8:
-        assert scales is not None, "int8 KV has scales"
-        return rows.astype(np.float32) * scales[pages, :, offsets][..., None]
-    return rows.astype(np.float32)

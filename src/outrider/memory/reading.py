@@ -1,0 +1,241 @@
+"""What attention reads in an engine's passes: everything, or what a selector picks, with what must hold around it.
+
+`FullAttention` is the null object. `SparseAttention` selects for every decoding sequence; `LosslessAttention` only for
+passes that draft. Both keep three promises, whatever else runs:
+
+* Entries that were computed while everything was read are *whole*: a prompt always is, an answer as far as it was read
+  in full. Whole entries come out of a recomputation bit for bit, so they alone are published to other prompts.
+* The others cannot be recomputed. A sequence that is preempted takes them along (memory/kv.py).
+* What a selection rests on (summaries of keys, the latest queries) covers committed entries only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from outrider.config import ContextConfig
+from outrider.memory.look import Look
+from outrider.memory.report import ContextReport
+from outrider.models.spec import DecoderSpec, KVCache
+from outrider.sequence import Plan, Sequence
+from outrider.types import Draft, Float32, Int32, Reads, Selection
+
+if TYPE_CHECKING:
+    from outrider.memory.select import ContextReader
+
+
+@dataclass(frozen=True)
+class Span:
+    """What one sequence gained by a commit: entries `start` .. `start + len(slots) - 1`."""
+
+    sequence: Sequence
+    start: int
+    slots: Int32
+    queries: Float32 | None  # [taps, heads, head_dim] of the last of them, where the step sampled
+
+
+class Reading(Protocol):
+    """Decides what a step reads, from its `prepare` to its `commit`. taps: layers whose queries it is to be shown."""
+
+    taps: tuple[int, ...]
+
+    def select(self, plan: Plan, drafts: SequenceOf[Draft], pages: Int32) -> Selection | None:
+        """What the step reads; pages [S, P] of the plan's sequences. None: everything."""
+        ...
+
+    def observe(self, spans: Iterable[Span]) -> None:
+        """What the step committed."""
+        ...
+
+    def due(self, sequence: Sequence) -> int:
+        """How many known tokens the next pass may compute: whole entries and others never share a pass."""
+        ...
+
+    def whole(self, sequence: Sequence) -> int:
+        """Leading entries that a recomputation gives again, bit for bit."""
+        ...
+
+    def adopt(self, sequence: Sequence) -> None:
+        """The sequence starts on `computed` whole entries of an earlier one."""
+        ...
+
+    def rejoin(self, slots: Int32) -> None:
+        """Entries that a preempted sequence took along are back in `slots`, ascending."""
+        ...
+
+    def reads(self, sequence: Sequence) -> Reads | None:
+        """What the sequence's latest step read."""
+        ...
+
+    def report(self) -> ContextReport: ...
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence ended: release what is held for it. Never fails."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class FullAttention:
+    """Everything is read, always; nothing is held."""
+
+    taps: tuple[int, ...] = ()
+
+    def select(self, plan: Plan, drafts: SequenceOf[Draft], pages: Int32) -> Selection | None:
+        return None
+
+    def observe(self, spans: Iterable[Span]) -> None:
+        """Nothing to learn."""
+
+    def due(self, sequence: Sequence) -> int:
+        return sequence.remaining
+
+    def whole(self, sequence: Sequence) -> int:
+        return sequence.computed
+
+    def adopt(self, sequence: Sequence) -> None:
+        """All entries are whole."""
+
+    def rejoin(self, slots: Int32) -> None:
+        """Nobody takes anything along."""
+
+    def reads(self, sequence: Sequence) -> Reads | None:
+        return None
+
+    def report(self) -> ContextReport:
+        return ContextReport()
+
+    def forget(self, sequence: Sequence) -> None:
+        """Nothing is held."""
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+
+class SparseAttention:
+    """Decoding sequences read what `reader` chooses; prompts, and what is recomputed, read everything."""
+
+    def __init__(self, reader: ContextReader, cache: KVCache, mode: str) -> None:
+        self.reader = reader
+        self.taps = reader.taps
+        self._cache, self._mode = cache, mode
+        self._whole: dict[int, int] = {}  # by sequence id
+        self._partly: set[int] = set()  # sequences that do not read everything in the open step
+        self._select_s = 0.0
+
+    def select(self, plan: Plan, drafts: SequenceOf[Draft], pages: Int32) -> Selection | None:
+        started = perf_counter()
+        looks = list(self._looks(plan, drafts, pages))
+        chosen = self.reader.choose_all(looks)
+        self._partly = {look.sequence_id for look, part in zip(looks, chosen, strict=True) if part is not None}
+        selection = self.reader.chooser.join(chosen)
+        self._select_s += perf_counter() - started
+        return selection
+
+    def observe(self, spans: Iterable[Span]) -> None:
+        gained = [span for span in spans if len(span.slots)]
+        self._fold(span.slots for span in gained)
+        for span in gained:
+            number, end = span.sequence.id, span.start + len(span.slots)
+            if span.queries is not None:
+                self.reader.remember(number, span.queries)
+            if number not in self._partly and span.start <= self._whole.get(number, 0):
+                self._whole[number] = max(end, self._whole.get(number, 0))
+
+    def due(self, sequence: Sequence) -> int:
+        behind = self._behind(sequence)
+        return min(behind, sequence.remaining) if behind > 0 else sequence.remaining
+
+    def whole(self, sequence: Sequence) -> int:
+        return self._whole.get(sequence.id, 0)
+
+    def adopt(self, sequence: Sequence) -> None:
+        self._whole[sequence.id] = max(sequence.computed, self.whole(sequence))
+
+    def rejoin(self, slots: Int32) -> None:
+        self._fold([slots])
+
+    def reads(self, sequence: Sequence) -> Reads | None:
+        return self.reader.reads.get(sequence.id)
+
+    def report(self) -> ContextReport:
+        return self.reader.report(self._mode, self._select_s)
+
+    def forget(self, sequence: Sequence) -> None:
+        self._whole.pop(sequence.id, None)
+        self.reader.forget(sequence.id)
+
+    def close(self) -> None:
+        self.reader.close()
+
+    def _looks(self, plan: Plan, drafts: SequenceOf[Draft], pages: Int32) -> Iterator[Look]:
+        for work, draft, row in zip(plan.works, drafts, pages, strict=True):
+            sequence = work.sequence
+            budget, prefill = sequence.params.context_budget, self._behind(sequence) > 0
+            yield Look(sequence.id, sequence.computed, work.rows + len(draft), row, budget, prefill)
+
+    def _behind(self, sequence: Sequence) -> int:
+        """Entries that are still to be computed reading everything; 0 or less while decoding.
+
+        These are the rest of the prompt and, after a preemption, of all that was whole before it.
+        """
+        return max(sequence.prompt_length, self.whole(sequence)) - sequence.computed
+
+    def _fold(self, parts: Iterable[Int32]) -> None:
+        """Committed keys into the selector's summaries."""
+        if self.taps:
+            several = list(parts)
+            slots = several[0] if len(several) == 1 else np.concatenate([np.zeros(0, np.int32), *several])
+            self.reader.fold(slots, self._cache.key_rows(self.taps, slots))
+
+
+class LosslessAttention(SparseAttention):
+    """The target's own passes read everything, so all entries are whole; passes that draft read what `choose` gives."""
+
+    def __init__(self, reader: ContextReader, cache: KVCache, mode: str) -> None:
+        super().__init__(reader, cache, mode)
+        self._budgets: dict[int, int | None] = {}
+
+    def select(self, plan: Plan, drafts: SequenceOf[Draft], pages: Int32) -> Selection | None:
+        for work in plan.works:
+            self._budgets[work.sequence.id] = work.sequence.params.context_budget
+        return None
+
+    def choose(self, sequence_id: int, length: int, block: int, pages: Int32) -> Int32 | None:
+        """Entries [G, KV heads, n] that drafting behind `length` entries reads, or None for everything."""
+        started = perf_counter()
+        chosen = self.reader.choose(Look(sequence_id, length, block, pages, self._budgets.get(sequence_id)))
+        self._select_s += perf_counter() - started
+        return chosen
+
+    def due(self, sequence: Sequence) -> int:
+        return sequence.remaining
+
+    def whole(self, sequence: Sequence) -> int:
+        return sequence.computed
+
+    def forget(self, sequence: Sequence) -> None:
+        self._budgets.pop(sequence.id, None)
+        super().forget(sequence)
+
+
+def make_reading(
+    config: ContextConfig, spec: DecoderSpec, cache: KVCache, threads: int | None = None
+) -> FullAttention | SparseAttention:
+    """The reading that a configuration asks for. ConfigError where the selector is unknown or the budget too small."""
+    if config.mode == "full":
+        return FullAttention()
+    from outrider.kernels.cpu.pool import usable_threads  # only who selects pays for importing these
+    from outrider.memory.select import make_reader
+
+    if config.mode == "lossless":
+        drafting = make_reader(replace(config, mode="sparse"), spec, cache.num_pages, cache.page_size)
+        return LosslessAttention(drafting, cache, config.mode)
+    reader = make_reader(config, spec, cache.num_pages, cache.page_size, threads=usable_threads(threads))
+    return SparseAttention(reader, cache, config.mode)

@@ -27,17 +27,6 @@ def largest_bits(x: int, start: int, count: int) -> np.int32:
 
 
 @compiled
-def round_half(values, integers, start: int, inverse: np.float32) -> np.int32:
-    """16 values to integers; gives their sum."""
-    total = np.int32(0)
-    for i in range(start, start + 16):
-        n = np.int32(bits_of(values[i] * inverse + _MAGIC) - _MAGIC_BITS)
-        integers[i] = np.int8(n)
-        total += n
-    return total
-
-
-@compiled
 def quantise_row(x: int, groups: int, q: int, meta: int, plane: int) -> None:
     """fp32 [groups * 32] to int8 with one scale per 32, and PLANES numbers per group, `plane` bytes apart.
 
@@ -54,19 +43,22 @@ def quantise_row(x: int, groups: int, q: int, meta: int, plane: int) -> None:
         usable = finite and size >= _SMALLEST
         inverse = _MOST / size if usable else np.float32(0)
         scale = size / _MOST if (usable or not finite) else np.float32(0)
-        low = high = np.int32(0)
+        total = low = np.int32(0)
         if usable:
-            low = round_half(values, integers, g * 32, inverse)
-            high = round_half(values, integers, g * 32 + 16, inverse)
+            for i in range(g * 32, g * 32 + 32):
+                n = np.int32(bits_of(values[i] * inverse + _MAGIC) - _MAGIC_BITS)
+                integers[i] = np.int8(n)
+                total += n
+            for i in range(g * 32, g * 32 + 16):
+                low += np.int32(integers[i])
         else:
             for i in range(g * 32, g * 32 + 32):
                 integers[i] = np.int8(0)
-        total = np.int32(low + high)
         f32(meta)[g] = scale
         i32(excess)[g] = np.int32(-128 * total)
         f32(sums)[g] = scale * np.float32(total)
         i32(first)[g] = np.int32(-32 * low)
-        i32(second)[g] = np.int32(-32 * high)
+        i32(second)[g] = np.int32(-32 * (total - low))
 
 
 @compiled

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SELECTORS = ("pages", "window")
 #: What plain decoding becomes in lossless mode.
-LOSSLESS = SpeculativeConfig(drafters=("sparse_self",), num_speculative_tokens=6)
+LOSSLESS = SpeculativeConfig(drafters=("sparse_self",), num_speculative_tokens=4)
 TOKENS_PER_SEQUENCE = 2048  # what a default pool holds for each of max_num_seqs
 
 

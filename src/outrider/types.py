@@ -275,6 +275,7 @@ class Batch:
     ancestors: NDArray[np.uint64] | None = None  # [T] bit j: may read row row_starts[s] + j; all ones: causal
     want_logits: bool = True  # False: the best token of each logit row is enough
     selection: Selection | None = None  # None: attention reads every entry
+    slow: SlowView | None = None  # None: every layer keeps its KV in the cache's pages
 
 
 @dataclass(frozen=True)
@@ -288,6 +289,22 @@ class Selection:
     entries: Int32  # [G, S, H, B]
     counts: Int32  # [G, S, H]
     groups: Int32  # [L]
+
+
+@dataclass(frozen=True)
+class SlowView:
+    """What takes the place of a Batch's pages, slots and selection from layer `first` on: these layers keep buffers.
+
+    `entries` are rows of the sequence's region of a buffer, in the order of the entries they hold, so that attention
+    adds up in the same order as over resident KV and gives the same bits.
+    """
+
+    pages: Int32  # [S, region pages]
+    slots: Int32  # [T] where the rows of the pass are written
+    entries: Int32  # [G, S, KV heads, n]
+    counts: Int32  # [G, S, KV heads]
+    groups: Int32  # [L] as in Selection
+    first: int  # layer; all behind it are slow too
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
 """The compiled decoder over slow layers gives the bits of resident KV, for every KV type and order of loads."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from faults import LazyTransfer, ShuffledTransfer
-from outrider.kernels.cpu.workspace import address
 from outrider.memory.place import Layout, Need, Offload, Rows
 from outrider.memory.select import Chooser, PageSelector, PageSummaries, Sticky, View, float_rows, group_layers
 from outrider.memory.tiers import DiskTier, make_codec
@@ -123,7 +124,7 @@ class Run:
         if self.offload is not None:
             needs = [Need(s, self.tables[s], 1, entries[s]) for s in range(2)]
             step = self.offload.prepare(needs)
-            slow_slots, hook = step.view.slots, lambda layer: self.enter(layer, step)
+            slow_slots, hook, batch = step.view.slots, step.wait, replace(batch, slow=step.view)
         result = self.decoder.forward(batch, self.cache, hook)
         if self.offload is not None:
             assert not step.finish()
@@ -133,17 +134,6 @@ class Run:
                 self.offload.commit(s, self.tables[s], np.zeros(1, np.int32))
             self.tokens[s].append(int(result.best[s]))
         return result.logits
-
-    def enter(self, layer, step):
-        """Ahead of a layer: wait for it; ahead of the first slow one, read and write where slow layers do."""
-        if layer in SLOW:
-            assert not step.wait(layer)
-        if layer == SLOW[0]:
-            view, record = step.view, self.decoder._work.step
-            for name, array in (("slots", view.slots), ("pages", view.pages), ("selected", view.entries),
-                                ("counts", view.counts)):  # fmt: skip
-                record[name] = address(np.ascontiguousarray(array))
-            record["page_columns"], record["selected_columns"] = view.pages.shape[1], view.entries.shape[3]
 
 
 @pytest.mark.parametrize("kv", ["float32", "bfloat16", "int8"])

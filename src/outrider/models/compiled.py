@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -20,7 +21,7 @@ from outrider.kernels.cpu.step import prepare_step, run_step
 from outrider.kernels.cpu.workspace import Workspace, address, padded
 from outrider.models.cache import KINDS, PagedKVCache, entry_bytes
 from outrider.models.spec import DecoderSpec, KVCache, Weights
-from outrider.types import Batch, Float32, Result
+from outrider.types import Batch, Float32, Result, SlowView
 
 KVType = Literal["auto", "float32", "bfloat16", "int8"]
 MODES = ("auto", "float32", "int8", "int4")
@@ -97,10 +98,13 @@ class CompiledDecoder:
             inputs = self._enter(batch, cache)
             logits, features, queries = self._outputs(batch)
             layers = range(self.spec.num_layers)
-            spans = [(0, len(layers))] if before_layer is None else [(layer, layer + 1) for layer in layers]
+            whole = before_layer is None and batch.slow is None
+            spans = [(0, len(layers))] if whole else [(layer, layer + 1) for layer in layers]
             for first, last in spans:
                 if before_layer is not None:
                     before_layer(first)
+                if batch.slow is not None and first == batch.slow.first:
+                    inputs += self._descend(batch.slow)
                 self._run(cache, first, last)
             del inputs  # kept alive until here: the step reads them by address
             seen = None if queries is None else queries[..., : self.spec.head_dim]
@@ -134,11 +138,7 @@ class CompiledDecoder:
         chunks = (int(batch.contexts.max(initial=0)) + rows + layout.CHUNK - 1) // layout.CHUNK
         self._work.fit(rows, len(batch.logit_rows), chunks)
         held: list[NDArray] = []
-
-        def place(name: str, array: NDArray, kind: type = np.int32) -> None:
-            held.append(np.ascontiguousarray(array, kind))
-            step[name] = address(held[-1])
-
+        place = partial(self._place, held)
         for name in ("tokens", "positions", "slots", "row_starts", "contexts", "pages", "logit_rows"):
             place(name, getattr(batch, name))
         place("ancestors", np.zeros(0) if batch.ancestors is None else batch.ancestors, np.uint64)
@@ -147,13 +147,32 @@ class CompiledDecoder:
         chosen = batch.selection
         step["selected"] = 0
         if chosen is not None:
-            place("selected", chosen.entries if chosen.entries.size else np.zeros(1))
-            place("counts", chosen.counts)
-            place("groups", chosen.groups)
-            step["selected_heads"], step["selected_columns"] = chosen.counts.shape[2], chosen.entries.shape[3]
+            held += self._read_only(chosen.entries, chosen.counts, chosen.groups)
         step["product"] = self._product
         step["kv_kind"], step["page_size"] = cache.kind, cache.page_size
         return held
+
+    def _descend(self, slow: SlowView) -> list[NDArray]:
+        """From here on layers read and write in their buffers; gives the arrays that must stay alive."""
+        held = self._read_only(slow.entries, slow.counts, slow.groups)
+        self._place(held, "slots", slow.slots)
+        self._place(held, "pages", slow.pages)
+        self._work.step["page_columns"] = slow.pages.shape[1]
+        return held
+
+    def _read_only(self, entries: NDArray, counts: NDArray, groups: NDArray) -> list[NDArray]:
+        """Put a selection into the step record."""
+        held: list[NDArray] = []
+        self._place(held, "selected", entries if entries.size else np.zeros(1))
+        self._place(held, "counts", counts)
+        self._place(held, "groups", groups)
+        self._work.step["selected_heads"], self._work.step["selected_columns"] = counts.shape[2], entries.shape[3]
+        return held
+
+    def _place(self, held: list[NDArray], name: str, array: NDArray, kind: type = np.int32) -> None:
+        """The address of an array of the right type, which `held` keeps alive."""
+        held.append(np.ascontiguousarray(array, kind))
+        self._work.step[name] = address(held[-1])
 
     def _outputs(self, batch: Batch) -> tuple[Float32 | None, Float32 | None, Float32 | None]:
         """Arrays for logits, features and queries (heads padded as in the workspace) where they are wanted."""

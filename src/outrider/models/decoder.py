@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, RequestError
 from outrider.kernels import reference as ops
 from outrider.models.families import check_weights
 from outrider.models.rope import rope_tables
@@ -79,6 +79,8 @@ class ReferenceDecoder:
     def forward(self, batch: Batch, cache: KVCache) -> Result:
         """See models/spec.py; `cache` is one that new_cache gave."""
         assert isinstance(cache, TorchCache)
+        if batch.slow is not None:
+            raise RequestError("the reference decoder keeps all KV resident; use the compiled one for slow layers")
         x = self._embed(batch)
         cos, sin = self._rotation(batch)
         attention = Attention(self.spec, batch, cache, self.rows)

@@ -21,11 +21,11 @@ from outrider.errors import CapacityError, OutriderError
 from outrider.memory.place.buffers import Rows
 from outrider.memory.place.elastic import Elastic
 from outrider.memory.place.loads import Loads, Wanted, locate
-from outrider.memory.place.step import NOTHING_SLOW, Layout, Need, SlowView, Step
+from outrider.memory.place.step import NOTHING_SLOW, Layout, Need, Step
 from outrider.memory.tiers.base import Blocks, Bytes, Tier
 from outrider.memory.tiers.codec import Codec
 from outrider.memory.transfer import Mover, Ticket
-from outrider.types import Int32
+from outrider.types import Int32, SlowView
 
 #: Full pages written by one job: few enough that a queue of them holds little memory.
 PAGES_PER_JOB = 8
@@ -185,7 +185,8 @@ class Offload:
         first = np.array([state.region * self.layout.region_pages for state in states], np.int32)
         pages = (first[:, None] + np.arange(self.layout.region_pages)).astype(np.int32)
         slots = [np.arange(state.block) + self._block_slot(state) for state in states]
-        return SlowView(pages, np.concatenate([np.zeros(0), *slots], dtype=np.int32, casting="unsafe"), entries, counts)
+        written = np.concatenate([np.zeros(0), *slots], dtype=np.int32, casting="unsafe")
+        return SlowView(pages, written, entries, counts, self._groups, self.layers[0])
 
     def _locate(self, need: Need, state: _Resident, heads: Int32, entries: Int32, rows: Int32) -> Wanted:
         """Where newcomers come from and go to. The page that is filling is never among them."""

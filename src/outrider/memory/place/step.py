@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from outrider.memory.transfer import Mover, Ticket
-from outrider.types import Int32
+from outrider.types import Int32, SlowView
 
 
 @dataclass(frozen=True)
@@ -52,26 +52,14 @@ class Need:
     entries: Int32 | None  # [G, KV heads, n] selected committed entries, ascending; None: all of them
 
 
-@dataclass(frozen=True)
-class SlowView:
-    """What takes the place of a Batch's pages, slots and selection in slow layers.
-
-    `entries` are rows of the sequence's region, in the order of the entries they hold, so that attention adds up in
-    the same order as over resident KV and gives the same bits.
-    """
-
-    pages: Int32  # [S, region pages]
-    slots: Int32  # [T] where the rows of the pass are written
-    entries: Int32  # [G, S, KV heads, n]
-    counts: Int32  # [G, S, KV heads]
-
-
 #: The view of a step in which every layer is resident.
 NOTHING_SLOW = SlowView(
     pages=np.zeros((0, 0), np.int32),
     slots=np.zeros(0, np.int32),
     entries=np.zeros((0, 0, 0, 0), np.int32),
     counts=np.zeros((0, 0, 0), np.int32),
+    groups=np.zeros(0, np.int32),
+    first=1 << 30,
 )
 
 

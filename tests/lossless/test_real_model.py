@@ -18,7 +18,8 @@ PROMPTS = load_prompts(None, None, 7)[:40]
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM("smollm2-135m", max_num_seqs=8) as llm:
+    """Room for the KV of all prompts, so that each is read once and found again by every later run."""
+    with LLM("smollm2-135m", max_num_seqs=8, kv_memory=2 << 30) as llm:
         yield llm
 
 

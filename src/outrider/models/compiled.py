@@ -16,10 +16,10 @@ from outrider.kernels.cpu import isa, layout
 from outrider.kernels.cpu.pack import Mode, Packed, pack
 from outrider.kernels.cpu.pool import pool, usable_threads
 from outrider.kernels.cpu.product import product_address
+from outrider.kernels.cpu.rope import tables
 from outrider.kernels.cpu.step import prepare_step, run_step
 from outrider.kernels.cpu.workspace import Workspace, address, padded
 from outrider.models.cache import KINDS, PagedKVCache, entry_bytes
-from outrider.models.rope import rope_tables
 from outrider.models.spec import DecoderSpec, KVCache, Weights
 from outrider.types import Batch, Float32, Result, SlowView
 
@@ -192,7 +192,7 @@ class CompiledDecoder:
         if spec.rope is None or positions <= len(self._cos):
             return
         size = max(1024, 1 << (positions - 1).bit_length())
-        self._cos, self._sin = rope_tables(spec.rope, spec.head_dim, np.arange(size))
+        self._cos, self._sin = tables(spec.rope, spec.head_dim, size)
         self._work.step["cos"], self._work.step["sin"] = address(self._cos), address(self._sin)
 
 

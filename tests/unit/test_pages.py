@@ -107,6 +107,18 @@ def test_two_sequences_may_compute_the_same_page() -> None:
     assert pool.available == 8
 
 
+def test_the_pool_touches_no_more_pages_than_were_needed_at_once() -> None:
+    pool = PagePool(16)
+    for _ in range(5):
+        table = PageTable(pool, 4)
+        table.reserve(12)
+        table.release()
+    assert pool.touched == 3
+    filled(pool, list(range(8))).release()  # two cached pages stay findable, so others are used beside them
+    table.reserve(12)
+    assert pool.touched == 5
+
+
 def test_drop_cached_forgets_every_idle_page() -> None:
     pool = PagePool(4)
     filled(pool, list(range(8))).release()

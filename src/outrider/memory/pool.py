@@ -18,7 +18,8 @@ class PagePool:
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
-        self._free = list(range(num_pages - 1, -1, -1))
+        self.touched = 0  # pages that were ever handed out: what an array of pages really takes of memory
+        self._free = list(range(num_pages - 1, -1, -1))  # used again before others are touched: last in, first out
         self._references = [0] * num_pages
         self._digests: dict[int, Digest] = {}
         self._published: dict[Digest, int] = {}
@@ -39,6 +40,7 @@ class PagePool:
         if not self._free:
             self._evict()
         page = self._free.pop()
+        self.touched = max(self.touched, page + 1)
         self._references[page] = 1
         return page
 

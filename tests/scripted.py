@@ -103,11 +103,6 @@ class ScriptedCache:
     def put(self, slots: np.ndarray, rows: tuple[np.ndarray, np.ndarray]) -> None:
         self.tokens[slots], self.positions[slots] = rows
 
-    def copy_page(self, source: int, target: int) -> None:
-        size = self.page_size
-        for array in (self.tokens, self.positions):
-            array[target * size : (target + 1) * size] = array[source * size : (source + 1) * size]
-
 
 @dataclass
 class ScriptedDecoder:

@@ -115,7 +115,7 @@ def test_layers_can_be_waited_for_one_by_one():
     np.testing.assert_array_equal(whole, steps)
 
 
-def test_slots_and_pages_can_be_copied():
+def test_slots_can_be_copied():
     spec = spec_of("llama")
     for kv in ("float32", "bfloat16", "int8"):
         decoder = CompiledDecoder.build(spec, random_weights(spec), kv_dtype=kv, threads=1)
@@ -123,9 +123,9 @@ def test_slots_and_pages_can_be_copied():
         feeder.feed({0: TOKENS[:8]})
         wanted = decoder.forward(feeder.batch({0: [5]}), feeder.cache).logits
         pages = feeder.pages[0]
-        feeder.cache.copy_page(int(pages[0]), int(pages[9]))
-        for offset in range(4):
-            feeder.cache.move(int(pages[1]) * 4 + offset, int(pages[8]) * 4 + offset)
+        for source, target in ((pages[0], pages[9]), (pages[1], pages[8])):
+            for offset in range(4):
+                feeder.cache.move(int(source) * 4 + offset, int(target) * 4 + offset)
         for array in (feeder.cache.keys[0], feeder.cache.values[1]):
             array[pages[:2]] = 0
         feeder.pages[0, :2] = pages[9], pages[8]

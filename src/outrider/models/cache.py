@@ -53,11 +53,6 @@ class PagedKVCache:
         for array in self._filled():
             array[new_page, :, new_offset] = array[page, :, offset]
 
-    def copy_page(self, source: int, target: int) -> None:
-        """Copy one page in every layer."""
-        for array in self._filled():
-            array[target] = array[source]
-
     def key_rows(self, layers: Sequence[int], slots: Int32) -> Float32:
         """Keys [layers, n, kv_heads, head_dim] as floats."""
         rows = np.empty((len(layers), len(slots), self.keys[0].shape[1], self._head_dim), np.float32)

@@ -128,10 +128,6 @@ class KVCache(Protocol):
         """Copy one slot's K and V in every layer (tree acceptance compacts the accepted path)."""
         ...
 
-    def copy_page(self, source: int, target: int) -> None:
-        """Copy one page in every layer (copy-on-write for samples that share a partial page)."""
-        ...
-
     def key_rows(self, layers: Sequence[int], slots: Int32) -> Float32:
         """The keys [layers, n, kv_heads, head_dim] that some layers hold at `slots` [n], as attention reads them."""
         ...

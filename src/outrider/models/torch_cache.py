@@ -107,8 +107,3 @@ class TorchCache:
         (page, offset), (to_page, to_offset) = divmod(source, self.page_size), divmod(target, self.page_size)
         for plane in self.k + self.v:
             plane[:, to_page, :, to_offset] = plane[:, page, :, offset]
-
-    def copy_page(self, source: int, target: int) -> None:
-        """Copy one page in every layer."""
-        for plane in self.k + self.v:
-            plane[:, target] = plane[:, source]

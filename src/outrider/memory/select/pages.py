@@ -38,11 +38,6 @@ class PageSummaries:
         """Add committed entries: slots [n] in ascending entry order, rotated keys [taps, n, KV heads, head_dim]."""
         fold_keys(self.bounds, slots, keys, self.unit)
 
-    def copy(self, source: int, target: int) -> None:
-        """A page's content was copied to another page."""
-        old, new = (slice(page * self.per_page, (page + 1) * self.per_page) for page in (source, target))
-        self.bounds[:, new] = self.bounds[:, old]
-
 
 class PageSelector:
     """Scores units by an estimate of the attention logit under the latest committed row's queries.

@@ -105,11 +105,6 @@ class ContextReader:
         """What was read so far."""
         return self._tally.report(mode, self.chooser.selector.name, self._budget, select_s, self.nbytes)
 
-    def copy_page(self, source: int, target: int) -> None:
-        """A page was copied."""
-        if self._summaries is not None:
-            self._summaries.copy(source, target)
-
     def forget(self, sequence_id: int) -> None:
         """The sequence ended. A preempted one that keeps its pages is not forgotten."""
         for held in (self._queries, self._last, self._steps, self.reads):

@@ -136,7 +136,7 @@ class StubBackend:
     def stats(self) -> dict[str, Any]:
         drafter = {"name": "ngram", "drafts": self.drafts, "draft_tokens": self.drafts * self.step}
         drafter |= {"accepted_tokens": self.drafts * (self.step - 1), "per_position": [self.drafts] * (self.step - 1)}
-        drafter |= {"votes_won": 2, "weight": 0.75, "rounds": self.drafts, "agreed_tokens": 0}
+        drafter |= {"votes_won": 2, "weight": 0.75, "rounds": self.drafts, "agreed_tokens": 0, "held": self.open}
         return {
             "running": self.open,
             "waiting": 0,
@@ -146,7 +146,10 @@ class StubBackend:
             "prefix_cache_hits": 4,
             "speculation": {"drafters": [drafter], "lengths": {self.step: self.drafts}, "draft_s": 0.5},
             "tiers": {"host": {"loaded_bytes": 1024, "stored_bytes": 2048, "exposed_wait_seconds": 0.25}},
-            "selection_overlap": 0.9,
+            "context": {"mode": "sparse", "budget": 64, "read_entries": 30, "known_entries": 120}
+            | {"overlap": 0.9, "captured": 0.8, "select_s": 0.125, "sparse_steps": 3},
+            "kv_bytes_touched": 4096,
+            "kv_bytes_total": 8192,
         }
 
     def describe(self) -> dict[str, Any]:

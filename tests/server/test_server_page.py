@@ -88,7 +88,8 @@ def test_a_chat_streams_and_tints(window: Browser, server: Live) -> None:
     window.click("#tint")
     window.wait("return document.querySelector('#drafters td')?.textContent === 'ngram'")
     assert window.text("#acceptance") == "4.00"
-    assert "Selection overlap90 %" in window.text("#memory")
+    context = window.text("#context")
+    assert all(t in context for t in ("budget 6425 %", "capturedabout 80 %", "overlap90 %")), context
     assert window.text("#drafters tr") == "ngram75 %4.000.75"
     shoot(window, "light")
     assert window.log() == []

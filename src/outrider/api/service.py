@@ -103,6 +103,8 @@ class Service:
             "steps": core.engine.steps,
             "kv_pages_used": memory.pool.held,
             "kv_pages_total": memory.pool.num_pages,
+            "kv_bytes_touched": memory.pool.touched * (core.resolved.kv_bytes // memory.pool.num_pages),
+            "kv_bytes_total": core.resolved.kv_bytes,
             "prefix_cache_queries": memory.prefix_queries,
             "prefix_cache_hits": memory.prefix_hits,
             "speculation": asdict(core.speculator.report()),

@@ -49,7 +49,11 @@ class Observation:
 
 
 class Drafter(Protocol):
-    """A way of guessing the next tokens of many sequences at once."""
+    """A way of guessing the next tokens of many sequences at once.
+
+    A drafter that keeps something per sequence may have `held`, their ids: metrics count them, and none may be left
+    when all have ended.
+    """
 
     name: str
     needs: frozenset[Need]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -121,6 +121,11 @@ class HeadDrafter:
             archive_tokens=options.archive_tokens,
             name=Path(options.path).name,
         )
+
+    @property
+    def held(self) -> Collection[int]:
+        """Sequences that something is held for."""
+        return self._states.keys()
 
     @torch.inference_mode()
     def propose(self, contexts: Sequence[Context], depths: Sequence[int]) -> list[Draft]:

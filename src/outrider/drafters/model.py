@@ -9,7 +9,7 @@ Tokens are chosen by the sequence's own chooser: greedy, or with the very noise 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -95,6 +95,11 @@ class ModelDrafter:
         store = host.new_store(decoder, options.kv_tokens or default_kv_tokens(host))
         name = Path(options.path).name.removesuffix(".gguf")
         return cls(decoder, store, host.vocab_size, min_confidence=options.min_confidence, name=name)
+
+    @property
+    def held(self) -> Collection[int]:
+        """Sequences that something is held for."""
+        return self._states.keys()
 
     def propose(self, contexts: Sequence[Context], depths: Sequence[int]) -> list[Draft]:
         calling = {context.sequence_id for context in contexts}

@@ -7,7 +7,7 @@ drafts only on a match and then as far as it may. It holds one hash index per se
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from outrider.drafters.base import Context, Need, Observation
@@ -54,6 +54,11 @@ class NgramDrafter:
     @classmethod
     def build(cls, options: NgramOptions, host: object) -> NgramDrafter:
         return cls(options)
+
+    @property
+    def held(self) -> Collection[int]:
+        """Sequences that something is held for."""
+        return self._indices.keys()
 
     def propose(self, contexts: Sequence[Context], depths: Sequence[int]) -> list[Draft]:
         return [self._guess(context, depth) for context, depth in zip(contexts, depths, strict=True)]

@@ -12,7 +12,7 @@ memory off (`shared_tokens: 0`) where even that matters.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from outrider.drafters.automaton import ROOT, SuffixAutomaton
@@ -81,6 +81,11 @@ class SuffixDrafter:
     @classmethod
     def build(cls, options: SuffixOptions, host: object) -> SuffixDrafter:
         return cls(options)
+
+    @property
+    def held(self) -> Collection[int]:
+        """Sequences that something is held for."""
+        return self._tracked.keys()
 
     def propose(self, contexts: Sequence[Context], depths: Sequence[int]) -> list[Draft]:
         self._shared.digest()

@@ -66,12 +66,14 @@ class EngineCollector(Collector):
         yield _gauge("num_requests_running", "Samples being decoded.", now.running)
         yield _gauge("num_requests_waiting", "Samples that wait.", now.waiting)
         yield _gauge("kv_cache_usage_perc", "Share of KV pages in use; 1 is full.", now.kv_usage)
+        yield _gauge("kv_cache_touched_bytes", "Memory that KV pages have taken so far.", now.kv_bytes_touched)
         yield _counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", now.prefix_cache_queries)
         yield _counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.", now.prefix_cache_hits)
         yield _counter("num_preemptions", "Samples set back for lack of pages.", now.preemptions)
         yield _counter("engine_steps", "Forward passes.", now.steps)
         yield from _speculation(now)
         yield from _tiers(now)
+        yield from _context(now)
 
 
 def _speculation(now: Snapshot) -> Iterator[Metric]:
@@ -94,11 +96,16 @@ def _speculation(now: Snapshot) -> Iterator[Metric]:
     lengths = GaugeMetricFamily(
         PREFIX + "spec_decode_acceptance_length", "1 + accepted / drafts since the start.", labels=("drafter",)
     )
+    held = GaugeMetricFamily(
+        PREFIX + "spec_decode_held_sequences", "Sequences that a drafter holds something for.", labels=("drafter",)
+    )
     for drafter in now.drafters:
         weights.add_metric((drafter.name,), drafter.weight)
         lengths.add_metric((drafter.name,), drafter.acceptance_length)
+        held.add_metric((drafter.name,), drafter.held)
     yield weights
     yield lengths
+    yield held
     drafts = CounterMetricFamily(
         PREFIX + "spec_decode_drafts_by_length", "Drafts by number of tokens.", labels=("length",)
     )
@@ -118,10 +125,18 @@ def _tiers(now: Snapshot) -> Iterator[Metric]:
         for tier, values in now.tiers.items():
             family.add_metric((tier,), values.get(name, 0))
         yield family
-    if now.selection_overlap is not None:
-        yield _gauge(
-            "selection_overlap", "Share of selected entries that the last step had too.", now.selection_overlap
-        )
+
+
+def _context(now: Snapshot) -> Iterator[Metric]:
+    """What attention read; silent about selections while there are none."""
+    context = now.context
+    yield _counter("context_read_entries", "Context entries that attention read per KV head.", context.read_entries)
+    yield _counter("context_known_entries", "Context entries that there were.", context.known_entries)
+    yield _counter("context_select_seconds", "Time spent selecting what to read.", context.select_s)
+    if context.overlap is not None:
+        yield _gauge("selection_overlap", "Share of selected entries that the step before read too.", context.overlap)
+    if context.captured is not None:
+        yield _gauge("selection_captured", "Share of attention believed to be in the selections.", context.captured)
 
 
 def _by_drafter(name: str, text: str, now: Snapshot, attribute: str) -> Metric:

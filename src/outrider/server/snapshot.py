@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, is_dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 SPECULATION = ("lengths", "draft_s", "verify_s", "overhead_s")  # kept in the engine's report of speculation
 
@@ -23,11 +25,32 @@ class DrafterStats:
     time_s: float = 0.0
     failures: int = 0
     off: str | None = None
+    held: int = 0
 
     @property
     def acceptance_length(self) -> float:
         """1 + accepted / drafts."""
         return 1.0 + self.accepted_tokens / self.drafts if self.drafts else 1.0
+
+
+@dataclass(frozen=True)
+class ContextStats:
+    """What attention read so far. `captured` and `overlap` are means, None where nothing was selected."""
+
+    mode: str = "full"
+    budget: int | None = None
+    sparse_steps: int = 0
+    full_steps: int = 0
+    read_entries: int = 0
+    known_entries: int = 0
+    captured: float | None = None
+    overlap: float | None = None
+    select_s: float = 0.0
+
+    @property
+    def read_share(self) -> float:
+        """Entries read over entries there were."""
+        return self.read_entries / self.known_entries if self.known_entries else 1.0
 
 
 @dataclass(frozen=True)
@@ -40,6 +63,8 @@ class Snapshot:
     steps: int = 0
     kv_pages_used: int = 0
     kv_pages_total: int = 0
+    kv_bytes_touched: int = 0
+    kv_bytes_total: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
     drafters: tuple[DrafterStats, ...] = ()
@@ -49,17 +74,18 @@ class Snapshot:
     overhead_s: float = 0.0
     memory: Mapping[str, Any] = field(default_factory=dict)
     tiers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    selection_overlap: float | None = None
+    context: ContextStats = ContextStats()
 
     @classmethod
     def of(cls, stats: Mapping[str, Any]) -> Snapshot:
         """From the engine's mapping; keys that an engine does not report keep their neutral value."""
         speculation = _plain(stats.get("speculation"))
-        drafters = tuple(_drafter(entry) for entry in map(_plain, speculation.get("drafters", ())))
-        plain = [name for name in cls.__dataclass_fields__ if name not in ("drafters", *SPECULATION)]
+        drafters = tuple(_known(DrafterStats, entry) for entry in map(_plain, speculation.get("drafters", ())))
+        context = _known(ContextStats, _plain(stats.get("context")))
+        plain = [name for name in cls.__dataclass_fields__ if name not in ("drafters", "context", *SPECULATION)]
         values = {name: stats[name] for name in plain if name in stats}
         values |= {name: speculation[name] for name in SPECULATION if name in speculation}
-        return cls(drafters=drafters, **values)
+        return cls(drafters=drafters, context=context, **values)
 
     @property
     def kv_usage(self) -> float:
@@ -76,12 +102,14 @@ class Snapshot:
         """JSON-ready, with the ratios spelt out."""
         drafters = [asdict(d) | {"acceptance_length": d.acceptance_length} for d in self.drafters]
         ratios = {"kv_usage": self.kv_usage, "acceptance_length": self.acceptance_length}
-        return asdict(self) | ratios | {"drafters": drafters}
+        context = asdict(self.context) | {"read_share": self.context.read_share}
+        return asdict(self) | ratios | {"drafters": drafters, "context": context}
 
 
-def _drafter(entry: Mapping[str, Any]) -> DrafterStats:
-    known = DrafterStats.__dataclass_fields__
-    return DrafterStats(**{name: value for name, value in entry.items() if name in known})
+def _known(cls: type[T], entry: Mapping[str, Any]) -> T:
+    """A record of what the engine reports, as far as the server shows it."""
+    known = {field.name for field in fields(cls)}  # type: ignore[arg-type]
+    return cls(**{name: value for name, value in entry.items() if name in known})
 
 
 def _plain(value: Any) -> Mapping[str, Any]:

@@ -155,6 +155,7 @@ class GuardedDrafter:
             time_s=self.time_s,
             failures=self.failures,
             off=self.off,
+            held=len(getattr(self._drafter, "held", ())),
             **{key: value for key, value in vars(self._tally).items() if key != "positions"},
         )
 

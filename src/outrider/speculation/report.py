@@ -25,6 +25,7 @@ class DrafterReport:
     time_s: float = 0.0
     failures: int = 0
     off: str | None = None  # why it was switched off
+    held: int = 0  # sequences that it holds something for now
 
     @property
     def acceptance_length(self) -> float:

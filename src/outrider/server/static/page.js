@@ -238,10 +238,15 @@ function memoryRows(engine) {
     const held = tier.capacity_bytes ? (tier.used_bytes ?? 0) / tier.capacity_bytes : 0;
     rows.push(meter(`Tier ${name}`, held, moved));
   }
-  if (engine.selection_overlap !== null) {
-    const share = engine.selection_overlap;
-    rows.push(meter("Selection overlap", share, `${Math.round(100 * share)} %`));
-  }
+  return rows;
+}
+
+function contextRows(context) {
+  if (context.mode === "full") return [element("p", "everything is read", "quiet")];
+  const percent = (share) => `${Math.round(100 * share)} %`;
+  const rows = [meter(`Read, ${context.mode}, budget ${context.budget}`, context.read_share, percent(context.read_share))];
+  if (context.captured !== null) rows.push(meter("Attention captured", context.captured, `about ${percent(context.captured)}`));
+  if (context.overlap !== null) rows.push(meter("Selection overlap", context.overlap, percent(context.overlap)));
   return rows;
 }
 
@@ -259,6 +264,7 @@ function show(stats) {
   }
   $("lengths").replaceChildren(...lengthBars(engine.lengths));
   $("memory").replaceChildren(...memoryRows(engine));
+  $("context").replaceChildren(...contextRows(engine.context));
 }
 
 async function refresh() {

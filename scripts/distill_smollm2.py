@@ -29,10 +29,10 @@ from outrider.distill.target import Target
 from outrider.models.eagle3 import default_taps
 from outrider.models.load import load_model
 
-WRITTEN = {"chat": 1100, "maths": 350, "code": 700}
-MATHS_QUESTIONS = 900
+WRITTEN = {"chat": 2400, "maths": 600, "code": 2600}
+MATHS_QUESTIONS = 2600
 INVENTED = 600
-PASSAGES = 400
+PASSAGES = 1600
 SETTINGS: dict[str, Any] = {"max_tokens": 200, "max_prompt": 512, "batch": 32}
 SPECIALIST_LR = 1e-3
 
@@ -54,7 +54,7 @@ def all_prompts(target: Target, seed: int) -> list[Prompt]:
     """Every prompt, shuffled, so that any beginning of the file is a fair sample of it."""
     passages = passages_of(data_file("war_and_peace.txt"), PASSAGES, seed, words=(50, 180))
     prompts = [prompt for domain, count in WRITTEN.items() for prompt in written(domain, count, seed, passages)]
-    prompts += questions(seed) + invent_prompts(target, INVENTED, seed)
+    prompts += questions(seed) + sorted(invent_prompts(target, INVENTED, seed), key=lambda prompt: prompt.text)
     random.Random(seed).shuffle(prompts)
     return distinct(prompts)
 

@@ -9,6 +9,7 @@ from outrider.errors import ConfigError
 
 Domain = Literal["all", "chat", "maths", "code"]
 Kind = Literal["head", "model", "early-exit"]
+Precision = Literal["auto", "fp32", "bf16"]
 
 #: Settings that may differ between a run and its resumption: they change neither the data nor the weights.
 FREE = frozenset({"checkpoint_every", "eval_prompts", "engine_prompts", "data_minutes"})
@@ -52,6 +53,7 @@ class DistillOptions:
     epochs: float = 3.0  # passes over the data, at most
     minutes: float | None = None  # of training, at most; turned into a number of updates at the start
     tokens_per_update: int = 400
+    precision: Precision = "auto"  # of a head's products in training; auto: bf16 where the machine multiplies it itself
     unroll: int = 3  # steps the head is fed its own states, from `unroll_from` on; one before
     unroll_from: float = 0.45  # share of the updates
     step_decay: float = 0.8  # weight of unrolled step i is step_decay ** i
@@ -88,6 +90,7 @@ class DistillOptions:
             ("yarn_factor", self.yarn_factor >= 1, "use 1 (off) or more"),
             ("epochs", self.epochs > 0, "use a number above 0"),
             ("minutes", self.minutes is None or self.minutes > 0, "use a number above 0"),
+            ("precision", self.precision in get_args(Precision), f"use one of {', '.join(get_args(Precision))}"),
             ("tokens_per_update", self.tokens_per_update >= 1, "use 1 or more"),
             ("unroll", 1 <= self.unroll <= 8, "use 1 to 8"),
             ("dropout", 0 <= self.dropout < 1, "use 0 to 0.9"),

@@ -96,7 +96,8 @@ class Trainer:
         known = {id(parameter) for parameter in slow}
         body = [p for p in self.task.module.parameters() if p.requires_grad and id(p) not in known]
         groups = [{"params": body, "factor": 1.0}, {"params": slow, "factor": self.options.lm_head_lr}]
-        return torch.optim.AdamW(groups, lr=self.options.lr, betas=(0.9, 0.95), weight_decay=self.options.weight_decay)
+        decay = self.options.weight_decay
+        return torch.optim.AdamW(groups, lr=self.options.lr, betas=(0.9, 0.95), weight_decay=decay, fused=True)
 
     def _count_updates(self, done: int) -> int:
         """Updates still to make: up to so many epochs, or fewer where the minutes do not last."""

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from outrider.bench.simulate import LLAMA2_70B, PUBLISHED, TASKS, Mode, Simulation, ablation, modes, specialists, table
-from outrider.bench.simulated import Clock, Machine, SimulatedDrafter, SimulatedTarget, Traffic, seconds
+from outrider.bench.simulated import Clock, GivenWorld, Machine, SimulatedTarget, Traffic, seconds
 from outrider.types import Draft
 from scripted import context
 
 SMALL = Traffic(TASKS, requests=16, tokens=32)
+NAMES = tuple(f"ssm-{number}" for number in range(4))
 
 
 def test_cost_curves_are_piecewise_linear():
@@ -20,22 +21,22 @@ def test_cost_curves_are_piecewise_linear():
 
 @pytest.mark.parametrize("task", TASKS)
 def test_drafters_have_the_skill_they_were_given(task):
-    traffic, right = Traffic(TASKS), []
-    drafter = SimulatedDrafter(1, LLAMA2_70B, traffic, Clock())
+    right = []
+    drafter = GivenWorld(LLAMA2_70B, Traffic(TASKS)).drafter("ssm-1", Clock())
     for request in range(TASKS.index(task), 4 * 150, 4):
         for known in range(0, 20, 2):
-            draft = drafter.propose([context([0] * known, request)], [1])[0]
+            draft = drafter.propose([context([0] * known, request, 0)], [1])[0]
             right.append(draft.tokens[0] == SimulatedTarget.token(request, known))
     assert np.mean(right) == pytest.approx(LLAMA2_70B.skills[1][task], abs=0.04)
 
 
 def test_drafters_agree_more_than_by_chance():
     """Half of the luck is common: a token that one knows is known by the other more often."""
-    traffic, clock = Traffic(TASKS), Clock()
-    first, second = (SimulatedDrafter(i, LLAMA2_70B, traffic, clock) for i in (2, 3))
+    world = GivenWorld(LLAMA2_70B, Traffic(TASKS))
+    first, second = (world.drafter(name, Clock()) for name in NAMES[2:])
     both = []
     for request in range(0, 1200, 4):  # a task that is neither's own
-        guesses = [d.propose([context([0], request)], [1])[0].tokens[0] for d in (first, second)]
+        guesses = [d.propose([context([0], request, 0)], [1])[0].tokens[0] for d in (first, second)]
         both.append([guess == SimulatedTarget.token(request, 1) for guess in guesses])
     both = np.array(both)
     assert both.all(axis=1).mean() > 1.15 * both[:, 0].mean() * both[:, 1].mean()
@@ -43,7 +44,7 @@ def test_drafters_agree_more_than_by_chance():
 
 def test_a_drafted_token_costs_what_the_machine_says():
     clock = Clock()
-    drafter = SimulatedDrafter(0, LLAMA2_70B, SMALL, clock)
+    drafter = GivenWorld(LLAMA2_70B, SMALL).drafter("ssm-0", clock)
     drafter.propose([context([0], i) for i in range(2)], [3, 1])
     assert clock.now == pytest.approx(seconds(LLAMA2_70B.draft, 2) + 2 * seconds(LLAMA2_70B.draft, 1))
 
@@ -57,22 +58,25 @@ def test_the_target_verifies_and_ends_at_the_length():
     assert target.judge(7, 3, Draft((truth[3], truth[4], 0))).finish is not None
 
 
-@pytest.mark.parametrize("mode", modes(4), ids=lambda mode: f"{mode.step}-{mode.rules}")
+@pytest.mark.parametrize("mode", modes(NAMES), ids=lambda mode: f"{mode.step}-{mode.rules}")
 def test_every_request_ends_with_its_own_tokens(mode):
-    simulation = Simulation(LLAMA2_70B, mode, SMALL, batch=4, in_flight=8).run()
+    simulation = Simulation(GivenWorld(LLAMA2_70B, SMALL), mode, batch=4, in_flight=8).run()
     for request, tokens in simulation._tokens.items():
         assert tokens == [SimulatedTarget.token(request, i) for i in range(SMALL.tokens)]
     assert not getattr(simulation._speculator, "_open", None)
 
 
 def test_plain_speed_is_what_the_costs_say():
-    row = Simulation(LLAMA2_70B, Mode("plain", "none"), SMALL, batch=8, in_flight=8).run().row(None, None)
+    row = Simulation(GivenWorld(LLAMA2_70B, SMALL), Mode("plain", "none"), batch=8, in_flight=8).run().row(None, None)
     assert row.tokens_per_second == pytest.approx(8 / (seconds(LLAMA2_70B.verify, 8) + LLAMA2_70B.overhead_s))
+
+
+MIXED = GivenWorld(LLAMA2_70B, Traffic(TASKS, requests=48, tokens=96))
 
 
 @pytest.fixture(scope="module")
 def rows():
-    return {(row.step, row.rules): row for row in ablation(batch=8, traffic=Traffic(TASKS, requests=48, tokens=96))}
+    return {(row.step, row.rules): row for row in ablation(MIXED, batch=8)}
 
 
 def test_the_vote_gains_and_hedge_gains_more(rows):
@@ -96,16 +100,15 @@ def test_the_whole_chain_gains_well_over_one_drafter(rows):
 
 @pytest.mark.parametrize(("tokens", "pipeline"), [(2, False), (8, False), (2, True), (10, True)])
 def test_goodput_finds_a_length_that_beats_bad_fixed_ones(rows, tokens, pipeline):
-    fixed = Mode("fixed", "ours", 4, "hedge", "fixed", tokens, pipeline)
-    traffic = Traffic(TASKS, requests=48, tokens=96)
-    row = Simulation(LLAMA2_70B, fixed, traffic, batch=8, in_flight=16).run().row(None, None)
+    fixed = Mode("fixed", "ours", NAMES, "hedge", "fixed", tokens, pipeline)
+    row = Simulation(MIXED, fixed, batch=8, in_flight=16).run().row(None, None)
     assert rows["+ pipeline" if pipeline else "+ length", "ours"].tokens_per_second > row.tokens_per_second
 
 
 def test_the_pipeline_costs_nothing_at_one_request():
-    traffic = Traffic(("chat",), requests=1, tokens=200)
+    world = GivenWorld(LLAMA2_70B, Traffic(("chat",), requests=1, tokens=200))
     speeds = [
-        Simulation(LLAMA2_70B, Mode("x", "ours", 1, length="goodput", pipeline=pipeline), traffic, 1, 1)
+        Simulation(world, Mode("x", "ours", NAMES[:1], length="goodput", pipeline=pipeline), 1, 1)
         .run()
         .row(None, None)
         .tokens_per_second
@@ -117,8 +120,8 @@ def test_the_pipeline_costs_nothing_at_one_request():
 def test_speculation_gets_out_of_the_way_on_a_machine_where_rows_are_dear():
     dear = Machine("dear", ((1, 0.01), (2, 0.02)), ((1, 0.004),), specialists(0.4, 0.4))
     speeds = {}
-    for mode in (Mode("plain", "none"), Mode("on", "ours", 4, "hedge", "goodput", 8)):
-        simulation = Simulation(dear, mode, Traffic(TASKS, requests=8, tokens=400), batch=4, in_flight=8)
+    for mode in (Mode("plain", "none"), Mode("on", "ours", NAMES, "hedge", "goodput", 8)):
+        simulation = Simulation(GivenWorld(dear, Traffic(TASKS, requests=8, tokens=400)), mode, batch=4, in_flight=8)
         speeds[mode.step] = simulation.run().row(None, None).tokens_per_second
     assert speeds["on"] >= 0.97 * speeds["plain"]
 

@@ -3,8 +3,8 @@
 It drives the real policies (speculation/: votes, lengths, pools, flow control) with drafters and a target that are
 acceptance models and cost tables. It says what the scheduler makes of given costs; it does not say what a model costs.
 
-    rows = ablation(LLAMA2_70B)
-    print(table(rows))
+    outrider bench simulate                              the ablation on given costs
+    outrider bench simulate --traces traces.jsonl        the same on recorded answers
 
 Not modelled: prompt processing, and memory other than as a bound on the requests in flight.
 """
@@ -12,12 +12,12 @@ Not modelled: prompt processing, and memory other than as a bound on the request
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Literal
 
-from outrider.bench.simulated import Clock, Machine, SimulatedDrafter, SimulatedTarget, Traffic, seconds
+from outrider.bench.simulated import Clock, GivenWorld, Machine, Traffic, World
 from outrider.config import SpeculativeConfig
 from outrider.drafters.base import Context, Observation
 from outrider.speculation.build import assemble
@@ -58,22 +58,25 @@ class Mode:
 
     step: str
     rules: Literal["none", "published", "ours"]
-    drafters: int = 0  # 0: plain decoding; the machine's first ones
+    drafters: tuple[str, ...] = ()  # none: plain decoding
     vote: Literal["none", "majority", "hedge"] = "none"
     length: Literal["fixed", "trend", "goodput"] = "fixed"
     tokens: int = 4  # draft length, or its upper bound
     pipeline: bool = False
+    vote_options: Mapping[str, Any] | None = None
+    length_options: Mapping[str, Any] | None = None
 
     def flow(self) -> FlowControl:
         """The rule that pauses the drafters."""
         return LittleFlow() if self.rules == "ours" else PublishedFlow()
 
 
-def modes(drafters: int) -> list[Mode]:
-    """plain, + one drafter, then each step by the published rules and by ours."""
+def modes(names: Sequence[str]) -> list[Mode]:
+    """plain, + one drafter (the first), then each step by the published rules and by ours."""
+    drafters = tuple(names)
     return [
         Mode("plain", "none"),
-        Mode("+ one drafter", "none", 1),
+        Mode("+ one drafter", "none", drafters[:1]),
         Mode("+ vote", "published", drafters, "majority"),
         Mode("+ length", "published", drafters, "majority", "trend", 10),
         Mode("+ pipeline", "published", drafters, "majority", "trend", 10, True),
@@ -107,24 +110,26 @@ class _Greedy:
         return int(logits.argmax())
 
 
-class Simulation:
-    """One mode on one machine, event by event."""
+GREEDY = _Greedy()
 
-    def __init__(self, machine: Machine, mode: Mode, traffic: Traffic, batch: int, in_flight: int) -> None:
+
+class Simulation:
+    """One mode in one world, event by event."""
+
+    def __init__(self, world: World, mode: Mode, batch: int, in_flight: int) -> None:
         self.clock = Clock()
-        self._machine, self._mode, self._traffic, self._batch = machine, mode, traffic, batch
-        self._target = SimulatedTarget(traffic)
-        self._drafters = [SimulatedDrafter(i, machine, traffic, self.clock) for i in range(mode.drafters)]
+        self._world, self._mode, self._batch = world, mode, batch
+        self._drafters = [world.drafter(name, self.clock) for name in mode.drafters]
         self._speculator = self._assemble()
         self._pools = Pools[Draft](in_flight)
-        self._tokens: dict[int, list[int]] = {request: [] for request in range(traffic.requests)}
-        self._pools.add(range(traffic.requests))
+        self._tokens: dict[int, list[int]] = {r: list(world.prompt(r)) for r in range(world.requests)}
+        self._pools.add(range(world.requests))
         self._flow = mode.flow()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._drafting = self._verifying = False
         self._draft_s, self._idle_since = 0.0, 0.0
-        self._steps, self._levels, self._gained = 0, 0, 0
+        self._steps, self._levels = 0, 0
         self._drafted_s = self._exposed_s = self._verified_s = 0.0
 
     def run(self) -> Simulation:
@@ -139,7 +144,7 @@ class Simulation:
 
     def row(self, before: Row | None, one_drafter: Row | None) -> Row:
         """The record of a finished run."""
-        speed = self._traffic.requests * self._traffic.tokens / self.clock.now
+        speed = sum(map(self._world.length, range(self._world.requests))) / self.clock.now
         per_step = 1e3 / self._steps
         return Row(
             step=self._mode.step,
@@ -159,10 +164,17 @@ class Simulation:
         if not self._drafters:
             return NoSpeculator()
         config = SpeculativeConfig(
-            num_speculative_tokens=self._mode.tokens, vote=self._mode.vote, length=self._mode.length
+            num_speculative_tokens=self._mode.tokens,
+            vote=self._mode.vote,
+            length=self._mode.length,
+            vote_options=self._mode.vote_options,
+            length_options=self._mode.length_options,
         )
-        measure = lambda rows: seconds(self._machine.verify, rows)  # noqa: E731
-        return assemble(self._drafters, config, 1 << 30, _PATIENT, measure, self.clock, self._machine.parallel)
+        made = assemble(
+            self._drafters, config, 1 << 30, _PATIENT, self._world.verify_s, self.clock, self._world.parallel
+        )
+        self.clock.now = 0.0  # measuring at start is not part of the run
+        return made
 
     def _turn(self) -> None:
         """Start whatever may start now. Without the pipeline, drafting and verifying take turns."""
@@ -178,11 +190,11 @@ class Simulation:
         started, self._drafting = self.clock.now, True
         for drafter in self._drafters:
             drafter.spent_s = 0.0
-        contexts = [Context(request, self._tokens[request], 0, _Greedy()) for request in requests]
-        room = [max(0, self._traffic.tokens - len(context.tokens) - 1) for context in contexts]
+        contexts = [Context(r, self._tokens[r], len(self._world.prompt(r)), GREEDY) for r in requests]
+        room = [max(0, self._left(request) - 1) for request in requests]
         drafts = self._speculator.draft(contexts, room)
         spent = [drafter.spent_s for drafter in self._drafters] or [0.0]
-        self._draft_s = max(spent) if self._machine.parallel else sum(spent)
+        self._draft_s = max(spent) if self._world.parallel else sum(spent)
         self._drafted_s += self._draft_s
         self.clock.now = started
         self._after(self._draft_s, lambda: self._deliver(requests, drafts))
@@ -197,11 +209,11 @@ class Simulation:
         self._steps += 1
         self._levels += self._pools.level + len(batch)
         rows = sum(1 + len(draft) for _, draft in batch)
-        waited, took = self.clock.now - self._idle_since, seconds(self._machine.verify, rows)
-        timing = StepTiming(waited, took, self._machine.overhead_s, len(batch), rows)
+        waited, took = self.clock.now - self._idle_since, self._world.verify_s(rows)
+        timing = StepTiming(waited, took, self._world.overhead_s, len(batch), rows)
         self._exposed_s += waited
         self._verified_s += took
-        self._after(took + self._machine.overhead_s, lambda: self._observe(batch, timing))
+        self._after(took + self._world.overhead_s, lambda: self._observe(batch, timing))
 
     def _observe(self, batch: list[tuple[int, Draft]], timing: StepTiming) -> None:
         """The target has spoken: requests go on or end."""
@@ -209,31 +221,36 @@ class Simulation:
         seen = []
         for request, draft in batch:
             known = len(self._tokens[request])
-            verdict = self._target.judge(request, known, draft)
+            answered = known - len(self._world.prompt(request))
+            verdict = self._world.judge(request, answered, draft)
             self._tokens[request] += verdict.tokens
             seen.append(Observation(request, known, verdict.tokens, verdict))
         self._speculator.observe(seen, timing)
         self._flow.observe(self._draft_s, timing.verify_s)
         for request, _ in batch:
-            if len(self._tokens[request]) < self._traffic.tokens:
+            if self._left(request) > 0:
                 self._pools.resume(request)
             else:
                 self._pools.remove(request)
                 self._speculator.forget(request)
 
+    def _left(self, request: int) -> int:
+        """Tokens still to come."""
+        return self._world.length(request) - len(self._tokens[request]) + len(self._world.prompt(request))
+
     def _after(self, delay: float, event: Callable[[], None]) -> None:
         heapq.heappush(self._events, (self.clock.now + delay, next(self._order), event))
 
 
-def ablation(machine: Machine = LLAMA2_70B, batch: int = 16, traffic: Traffic | None = None) -> list[Row]:
+def ablation(world: World | None = None, batch: int = 16) -> list[Row]:
     """Every mode in turn on the same requests; twice the batch is in flight, so that a pipeline has what to draft."""
-    traffic = traffic or Traffic(TASKS)
+    world = world or GivenWorld(LLAMA2_70B, Traffic(TASKS))
     rows: list[Row] = []
     last: dict[str, Row] = {}
-    for mode in modes(len(machine.skills)):
+    for mode in modes(world.names()):
         before = last.get(mode.rules) or last.get("none")
         one_drafter = next((row for row in rows if row.step == "+ one drafter"), None)
-        row = Simulation(machine, mode, traffic, batch, 2 * batch).run().row(before, one_drafter)
+        row = Simulation(world, mode, batch, 2 * batch).run().row(before, one_drafter)
         last[mode.rules] = row
         rows.append(row)
     return rows

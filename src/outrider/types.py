@@ -275,7 +275,7 @@ class Batch:
     ancestors: NDArray[np.uint64] | None = None  # [T] bit j: may read row row_starts[s] + j; all ones: causal
     want_logits: bool = True  # False: the best token of each logit row is enough
     selection: Selection | None = None  # None: attention reads every entry
-    slow: SlowView | None = None  # None: every layer keeps its KV in the cache's pages
+    slow: tuple[SlowView, ...] = ()  # by their first layers; empty: every layer keeps its KV in the cache's pages
 
 
 @dataclass(frozen=True)
@@ -296,10 +296,11 @@ class SlowView:
     """What takes the place of a Batch's pages, slots and selection from layer `first` on: these layers keep buffers.
 
     `entries` are rows of the sequence's region of a buffer, in the order of the entries they hold, so that attention
-    adds up in the same order as over resident KV and gives the same bits.
+    adds up in the same order as over resident KV and gives the same bits. A sequence with counts -1 reads everything
+    through its `pages`. Pages count from the first page of the layer's own buffer.
     """
 
-    pages: Int32  # [S, region pages]
+    pages: Int32  # [S, P] of each sequence: its region, or where all of its KV of this layer has been staged
     slots: Int32  # [T] where the rows of the pass are written
     entries: Int32  # [G, S, KV heads, n]
     counts: Int32  # [G, S, KV heads]
@@ -317,6 +318,14 @@ class Result:
     queries: Float32 | None = (
         None  # [query taps, R, heads, head_dim] rotated queries of the logit rows, where asked for
     )
+
+
+class Traffic(NamedTuple):
+    """What the slow tier cost one sequence since it was last told."""
+
+    loaded_bytes: int = 0  # for this sequence
+    stored_bytes: int = 0
+    exposed_s: float = 0.0  # its steps waited so long for loads
 
 
 class Reads(NamedTuple):
@@ -344,3 +353,4 @@ class Delta:
     prompt_logprobs: tuple[Logprob | None, ...] | None = None
     cached_tokens: int = 0  # prompt tokens found in the prefix cache, told with the first delta
     reads: Reads | None = None  # None: the engine reads everything always
+    traffic: Traffic | None = None  # None: all KV is resident

@@ -43,6 +43,7 @@ class Footprint:
     workspace_bytes: int = 0  # measured scratch, where it is known; then overhead is 1
     staging_layers: int = 0  # whole-context buffers through which slow layers stream in full steps
     page_size: int = 1  # tokens; lengths are rounded up to it
+    pass_rows: int = 0  # rows of one pass, for which every slow layer has room beside its buffers
 
     @property
     def fixed_bytes(self) -> int:
@@ -166,31 +167,54 @@ def footprint(
 
 
 def plan(
-    model: Footprint, fast_limit: int, loads: Sequence[Load], slow_layers: int = 0, slow_limit: int | None = None
+    model: Footprint,
+    fast_limit: int,
+    loads: Sequence[Load],
+    slow_layers: int = 0,
+    slow_limit: int | None = None,
+    tokens: int | None = None,
 ) -> MemoryPlan:
-    """Bytes of every part with the last `slow_layers` layers in the slow tier."""
+    """Bytes of every part with the last `slow_layers` layers in the slow tier.
+
+    tokens: those that are held, where requests share some or hold less than their length yet; None: all lengths.
+    """
     if not 0 <= slow_layers <= model.layers:
         raise ConfigError(f"slow_layers = {slow_layers} is refused; use 0 to {model.layers}", "slow_layers")
     lengths = [model.padded(load.length) for load in loads]
     buffered = sum(min(model.padded(load.budget), length) for load, length in zip(loads, lengths, strict=True))
     staged = model.staging_layers * max(lengths, default=0) if slow_layers else 0
+    held = sum(lengths) if tokens is None else model.padded(tokens)
     return MemoryPlan(
         layers=model.layers,
         slow_layers=slow_layers,
         fast_limit=fast_limit,
         slow_limit=slow_limit,
         fixed_bytes=model.fixed_bytes,
-        resident_bytes=(model.layers - slow_layers) * model.kv_bytes * sum(lengths),
-        buffer_bytes=slow_layers * model.kv_bytes * buffered,
-        selector_bytes=model.selector_bytes * sum(lengths),
+        resident_bytes=(model.layers - slow_layers) * model.kv_bytes * held,
+        buffer_bytes=slow_layers * model.kv_bytes * (buffered + model.padded(model.pass_rows)),
+        selector_bytes=model.selector_bytes * held,
         staging_bytes=staged * model.kv_bytes,
-        slow_bytes=slow_layers * model.slow_kv_bytes * sum(lengths),
+        slow_bytes=slow_layers * model.slow_kv_bytes * held,
     )
 
 
-def fit_layers(model: Footprint, fast_limit: int, loads: Sequence[Load], slow_limit: int | None = None) -> int | None:
-    """The fewest slow layers with which the loads fit; None where no placement does."""
-    fits = (i for i in range(model.layers + 1) if plan(model, fast_limit, loads, i, slow_limit).fits)
+def most_tokens(model: Footprint, fast_limit: int, loads: Sequence[Load], slow_layers: int) -> int:
+    """Tokens that may be held, whole pages, while requests of these lengths run with so many slow layers."""
+    free = fast_limit - plan(model, fast_limit, loads, slow_layers, tokens=0).fast_bytes
+    rate = (model.layers - slow_layers) * model.kv_bytes + model.selector_bytes
+    most = max(0, free) // rate if rate else (1 << 40) * (free >= 0)
+    return most // model.page_size * model.page_size
+
+
+def fit_layers(
+    model: Footprint,
+    fast_limit: int,
+    loads: Sequence[Load],
+    slow_limit: int | None = None,
+    tokens: int | None = None,
+) -> int | None:
+    """The fewest slow layers with which the loads fit; None where no placement does. tokens: as in `plan`."""
+    fits = (i for i in range(model.layers + 1) if plan(model, fast_limit, loads, i, slow_limit, tokens).fits)
     return next(fits, None)
 
 
@@ -209,7 +233,7 @@ def move_layers(
     """
     needed = fit_layers(model, fast_limit, loads, slow_limit)
     if needed is None:
-        raise CapacityError(_shortage(model, fast_limit, loads, slow_limit))
+        raise CapacityError(shortage(model, fast_limit, loads, slow_limit))
     if needed >= current:
         return needed
     spare = int(margin * max(0, fast_limit - model.fixed_bytes))
@@ -239,7 +263,7 @@ def longest_context(
     free = fast_limit - model.fixed_bytes
     staging = model.staging_layers * model.kv_bytes if slow_layers else 0
     short_rate = requests * (model.layers * model.kv_bytes + model.selector_bytes) + staging
-    buffers = slow_layers * model.kv_bytes * requests * model.padded(budget)
+    buffers = slow_layers * model.kv_bytes * (requests * model.padded(budget) + model.padded(model.pass_rows))
     long_rate = short_rate - requests * slow_layers * model.kv_bytes
     if free < short_rate * model.padded(budget):
         longest: int | None = max(0, free // short_rate)
@@ -273,7 +297,7 @@ def most_requests(model: Footprint, fast_limit: int, load: Load, slow_limit: int
     return low
 
 
-def _shortage(model: Footprint, fast_limit: int, loads: Sequence[Load], slow_limit: int | None) -> str:
+def shortage(model: Footprint, fast_limit: int, loads: Sequence[Load], slow_limit: int | None) -> str:
     """Why no placement fits and what would help, in one line."""
     least = min((plan(model, fast_limit, loads, i, slow_limit) for i in range(model.layers + 1)), key=_excess)
     if least.fast_bytes > fast_limit:

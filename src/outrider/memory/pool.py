@@ -7,6 +7,7 @@ free + held + cached = num_pages at any time; `check` proves it.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 from outrider.errors import CapacityError
 
@@ -24,16 +25,28 @@ class PagePool:
         self._digests: dict[int, Digest] = {}
         self._published: dict[Digest, int] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()
+        self.limit = num_pages  # pages that may be held
+        self.on_free: Callable[[int], object] = lambda page: None  # told of every page that becomes nobody's
 
     @property
     def available(self) -> int:
         """Pages that `take` can still give: free ones and cached ones that it may evict."""
-        return len(self._free) + len(self._cached)
+        return min(self.num_pages, self.limit) - self.held
 
     @property
     def held(self) -> int:
         """Pages with at least one reference."""
-        return self.num_pages - self.available
+        return self.num_pages - len(self._free) - len(self._cached)
+
+    @property
+    def cached(self) -> list[int]:
+        """Published pages that nobody holds, the oldest first."""
+        return list(self._cached)
+
+    @property
+    def free(self) -> list[int]:
+        """Nobody's pages; the last one is taken next."""
+        return self._free
 
     def take(self) -> int:
         """A page with one reference; evicts the oldest cached page when none is free."""
@@ -43,6 +56,20 @@ class PagePool:
         self.touched = max(self.touched, page + 1)
         self._references[page] = 1
         return page
+
+    def evict_to(self, pages: int) -> None:
+        """Forget the oldest cached pages until at most `pages` are in use, as far as that goes."""
+        while self._cached and self.num_pages - len(self._free) > pages:
+            self._evict()
+
+    def withdraw(self, page: int) -> None:
+        """Later prompts must not find this page any more: what it holds cannot be read."""
+        digest = self._digests.pop(page, None)
+        if digest is not None:
+            del self._published[digest]
+        if page in self._cached:
+            del self._cached[page]
+            self._give(page)
 
     def retain(self, page: int) -> None:
         """One more holder of a held or cached page."""
@@ -58,7 +85,7 @@ class PagePool:
         if page in self._digests:
             self._cached[page] = None
         else:
-            self._free.append(page)
+            self._give(page)
 
     @property
     def published(self) -> list[int]:
@@ -85,7 +112,12 @@ class PagePool:
             raise CapacityError("no KV page is free; lower max_num_seqs or max_model_len, or raise kv_memory")
         page, _ = self._cached.popitem(last=False)
         del self._published[self._digests.pop(page)]
+        self._give(page)
+
+    def _give(self, page: int) -> None:
+        """A page is nobody's."""
         self._free.append(page)
+        self.on_free(page)
 
     def check(self) -> None:
         """Prove that no page is owned twice or lost."""

@@ -6,6 +6,31 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class TierReport:
+    """What keeping layers in the slow tier did so far. Seconds and bytes since the start.
+
+    busy_s: the transfer thread worked; exposed_s: somebody waited for it; the rest of it was hidden behind the layers.
+    """
+
+    layers: int = 0
+    slow_layers: int = 0  # now
+    moved_layers: int = 0  # went down or came back
+    loads: int = 0
+    stores: int = 0
+    loaded_bytes: int = 0
+    stored_bytes: int = 0
+    busy_s: float = 0.0
+    exposed_s: float = 0.0
+    failures: int = 0  # of transfers
+    lost_sequences: int = 0  # whose KV could not be read; they were computed again or ended
+
+    @property
+    def hidden_share(self) -> float:
+        """Share of the transfers' time that nobody waited for; 1 where nothing moved."""
+        return max(0.0, 1 - self.exposed_s / self.busy_s) if self.busy_s else 1.0
+
+
+@dataclass(frozen=True)
 class ContextReport:
     """The record of one engine. A step here is one sequence's part of a forward pass, prefill not counted.
 
@@ -24,6 +49,7 @@ class ContextReport:
     overlap: float | None = None
     select_s: float = 0.0  # seconds spent on selecting
     selector_bytes: int = 0  # held for selection
+    tiers: TierReport | None = None  # None: there is no slow tier
 
     @property
     def read_share(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numba import njit
@@ -13,6 +13,9 @@ from outrider.kernels.cpu.layout import CACHE
 from outrider.kernels.cpu.vectors import BFLOAT16, FLOAT32, INT8
 from outrider.types import Float32, Int32
 
+NAMES = ("keys", "values", "key_scales", "value_scales")
+#: Copies the keys of slots [n] of one layer into rows [n, KV heads, head_dim].
+KeyReader = Callable[[Int32, Float32], None]
 KINDS = {"float32": FLOAT32, "bfloat16": BFLOAT16, "int8": INT8}
 _TYPES = {FLOAT32: np.float32, BFLOAT16: np.uint16, INT8: np.int8}
 
@@ -42,9 +45,25 @@ class PagedKVCache:
         except MemoryError as error:
             raise CapacityError(f"no memory for {num_pages} KV pages; lower max_model_len or kv_memory") from error
         self.nbytes = sum(array.nbytes for array in self._arrays())
+        self.away: dict[int, KeyReader] = {}  # layers whose KV is elsewhere, and how to read keys of theirs by slot
         self.table = np.zeros(num_layers, CACHE)
-        for name in ("keys", "values", "key_scales", "value_scales"):
+        for name in NAMES:
             self.table[name] = [array.ctypes.data for array in getattr(self, name)]
+
+    def planes(self, layer: int) -> list[NDArray]:
+        """K, V and, for int8, their scales of one layer; [pages, KV heads, page size, ...] each."""
+        return [array[layer] for array in self._kinds() if array[layer].size]
+
+    def hold(self, layer: int, planes: Sequence[NDArray], keys: KeyReader | None = None) -> None:
+        """Passes find the layer's KV in these planes from now on. keys: given where they are not the cache's pages."""
+        for array, plane in zip([a for a in self._kinds() if a[layer].size], planes, strict=True):
+            array[layer] = plane
+        for name, array in zip(NAMES, self._kinds(), strict=True):
+            self.table[name][layer] = array[layer].ctypes.data
+        if keys is None:
+            self.away.pop(layer, None)
+        else:
+            self.away[layer] = keys
 
     def move(self, source: int, target: int) -> None:
         """Copy one slot's K and V in every layer."""
@@ -57,7 +76,10 @@ class PagedKVCache:
         """Keys [layers, n, kv_heads, head_dim] as floats."""
         rows = np.empty((len(layers), len(slots), self.keys[0].shape[1], self._head_dim), np.float32)
         for layer, target in zip(layers, rows, strict=True):
-            copy_floats(self.keys[layer], self.key_scales[layer], slots, target)
+            if layer in self.away:
+                self.away[layer](slots, target)
+            else:
+                copy_floats(self.keys[layer], self.key_scales[layer], slots, target)
         return rows
 
     def take(self, slots: Int32) -> list[NDArray]:
@@ -74,8 +96,13 @@ class PagedKVCache:
     def _arrays(self) -> list[NDArray]:
         return [*self.keys, *self.values, *self.key_scales, *self.value_scales]
 
+    def _kinds(self) -> list[list[NDArray]]:
+        return [self.keys, self.values, self.key_scales, self.value_scales]
+
     def _filled(self) -> list[NDArray]:
-        return [array for array in self._arrays() if array.size]
+        """The arrays of the layers that are here."""
+        here = [layer for layer in range(len(self.keys)) if layer not in self.away]
+        return [array[layer] for array in self._kinds() for layer in here if array[layer].size]
 
 
 def entry_bytes(kv_heads: int, head_dim: int, dtype: str) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -91,20 +92,18 @@ class CompiledDecoder:
         return self.spec.num_layers * entry_bytes(self.spec.num_kv_heads, self.spec.head_dim, self.kv_dtype)
 
     def forward(self, batch: Batch, cache: KVCache, before_layer: Callable[[int], None] | None = None) -> Result:
-        """One forward pass; `before_layer(l)` is called ahead of every layer (to wait for KV on its way)."""
+        """One forward pass; `before_layer(l)` is called ahead of every slow layer (to wait for KV on its way)."""
         if not isinstance(cache, PagedKVCache):
             raise RequestError("this cache belongs to another decoder; use new_cache()")
         with self._lock:
             inputs = self._enter(batch, cache)
             logits, features, queries = self._outputs(batch)
-            layers = range(self.spec.num_layers)
-            whole = before_layer is None and batch.slow is None
-            spans = [(0, len(layers))] if whole else [(layer, layer + 1) for layer in layers]
-            for first, last in spans:
-                if before_layer is not None:
+            views = {view.first: view for view in batch.slow}
+            for first, last in _spans(self.spec.num_layers, sorted(views), before_layer is not None):
+                if before_layer is not None and batch.slow and first >= batch.slow[0].first:
                     before_layer(first)
-                if batch.slow is not None and first == batch.slow.first:
-                    inputs += self._descend(batch.slow)
+                if first in views:
+                    inputs += self._descend(views[first])
                 self._run(cache, first, last)
             del inputs  # kept alive until here: the step reads them by address
             seen = None if queries is None else queries[..., : self.spec.head_dim]
@@ -194,6 +193,14 @@ class CompiledDecoder:
         size = max(1024, 1 << (positions - 1).bit_length())
         self._cos, self._sin = tables(spec.rope, spec.head_dim, size)
         self._work.step["cos"], self._work.step["sin"] = address(self._cos), address(self._sin)
+
+
+def _spans(layers: int, firsts: Sequence[int], stop: bool) -> list[tuple[int, int]]:
+    """Ranges of layers that run at once: cut where the view changes and, to stop at them, at every slow layer."""
+    if not firsts:
+        return [(0, layers)]
+    cuts = range(firsts[0], layers) if stop else firsts
+    return list(pairwise(sorted({0, *cuts, layers})))
 
 
 class _PackedModel:

@@ -79,7 +79,7 @@ class ReferenceDecoder:
     def forward(self, batch: Batch, cache: KVCache) -> Result:
         """See models/spec.py; `cache` is one that new_cache gave."""
         assert isinstance(cache, TorchCache)
-        if batch.slow is not None:
+        if batch.slow:
             raise RequestError("the reference decoder keeps all KV resident; use the compiled one for slow layers")
         x = self._embed(batch)
         cos, sin = self._rotation(batch)

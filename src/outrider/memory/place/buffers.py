@@ -35,14 +35,24 @@ class Rows:
         """Bytes of one entry of one KV head."""
         return sum(plane.shape[3] for plane in self._planes)
 
-    def gather(self, heads: Int32, slots: Int32) -> Bytes:
-        """Raw blocks [n, raw_bytes] of n pages of one head each; slots [n, page size] say where each entry is."""
+    def gather(self, heads: Int32, slots: Int32, other: Rows | None = None) -> Bytes:
+        """Raw blocks [n, raw_bytes] of n pages of one head each; slots [n, page size] say where each entry is.
+
+        A negative slot s stands for slot ~s of `other`.
+        """
         raw = np.empty((len(heads), self.raw_bytes), np.uint8)
         start = 0
-        for plane in self._planes:
-            copy_out(plane, heads, slots, raw, start)
-            start += self.page_size * plane.shape[3]
+        for mine, theirs in zip(self._planes, (other or self)._planes, strict=True):
+            copy_out(mine, theirs, heads, slots, raw, start)
+            start += self.page_size * mine.shape[3]
         return raw
+
+    def fill(self, raw: Bytes, heads: Int32, pages: Int32) -> None:
+        """Block raw[i] becomes page pages[i] of head heads[i]."""
+        start = 0
+        for plane in self._planes:
+            copy_pages(plane, raw, start, heads, pages)
+            start += self.page_size * plane.shape[3]
 
     def scatter(self, raw: Bytes, index: Int32, offsets: Int32, heads: Int32, slots: Int32) -> None:
         """Row offsets[i] of block raw[index[i]] goes to (heads[i], slots[i])."""
@@ -65,14 +75,24 @@ def _as_bytes(plane: NDArray) -> Bytes:
 
 
 @njit(cache=True, nogil=True)
-def copy_out(plane, heads, slots, raw, start):
+def copy_out(plane, other, heads, slots, raw, start):
     page_size, width = plane.shape[2], plane.shape[3]
     for i in range(heads.shape[0]):
         for offset in range(page_size):
-            slot = slots[i, offset]
-            row = plane[slot // page_size, heads[i], slot % page_size]
+            slot, at = slots[i, offset], start + offset * width
+            if slot >= 0:
+                raw[i, at : at + width] = plane[slot // page_size, heads[i], slot % page_size]
+            else:
+                raw[i, at : at + width] = other[~slot // page_size, heads[i], ~slot % page_size]
+
+
+@njit(cache=True, nogil=True)
+def copy_pages(plane, raw, start, heads, pages):
+    page_size, width = plane.shape[2], plane.shape[3]
+    for i in range(heads.shape[0]):
+        for offset in range(page_size):
             at = start + offset * width
-            raw[i, at : at + width] = row
+            plane[pages[i], heads[i], offset] = raw[i, at : at + width]
 
 
 @njit(cache=True, nogil=True)

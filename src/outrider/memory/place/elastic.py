@@ -44,9 +44,13 @@ class Elastic:
         return Change(rows, *fresh[:, :loads])
 
     def append(self, entries: Int32) -> Int32:
-        """Make room for `entries` [n] that follow all others and are at hand; returns their rows [KV heads, n]."""
+        """Make room for `entries` [n] that follow all others and are at hand; returns their rows [KV heads, n].
+
+        Where that is too much, the earliest of the others go.
+        """
         heads = len(self.entries)
-        change = self.update(np.concatenate([self.entries, np.broadcast_to(entries, (heads, len(entries)))], axis=1))
+        whole = np.concatenate([self.entries, np.broadcast_to(entries, (heads, len(entries)))], axis=1)
+        change = self.update(whole[:, -self.capacity :])
         return change.rows[:, -len(entries) :] if len(entries) else change.rows[:, :0]
 
     def find(self, entries: Int32) -> Int32:

@@ -47,25 +47,6 @@ class Loads:
         narrow = [np.ascontiguousarray(part[order], np.int32) for part in (offsets, heads, slots)]
         return cls(unique, np.append(starts, len(blocks)), narrow[0], narrow[1], narrow[2], owners[order])
 
-    def read(self, tier: Tier, blocks: Blocks, start: int, lost: set[int] | None) -> Bytes:
-        """Stored bytes [n, block_bytes] of blocks start .. start + n - 1, given by their numbers in their layer.
-
-        Indices of blocks that are lost go to `lost`, and their bytes are zero; without `lost` the error is raised.
-        """
-        stored = np.empty((len(blocks), tier.block_bytes), np.uint8)
-        try:
-            tier.read(blocks, stored)
-        except LostBlocksError:
-            if lost is None:
-                raise
-            for i in range(len(blocks)):
-                try:
-                    tier.read(blocks[i : i + 1], stored[i : i + 1])
-                except LostBlocksError:
-                    stored[i] = 0
-                    lost.add(start + i)
-        return stored
-
     def place(self, target: Rows, raw: Bytes, part: slice) -> None:
         """Put the rows of blocks part.start .. part.stop - 1, whose raw bytes are given, into their slots."""
         rows = slice(self.starts[part.start], self.starts[part.stop])
@@ -76,6 +57,21 @@ class Loads:
     def owners_of(self, indices: Iterable[int]) -> set[int]:
         """Sequences that wanted rows of these blocks (indices into `blocks`)."""
         return {int(owner) for i in indices for owner in self.owners[self.starts[i] : self.starts[i + 1]]}
+
+
+def read_blocks(tier: Tier, blocks: Blocks, lost: set[int]) -> Bytes:
+    """Stored bytes [n, block_bytes]. Indices of blocks that are lost go to `lost`, and their bytes are zero."""
+    stored = np.empty((len(blocks), tier.block_bytes), np.uint8)
+    try:
+        tier.read(blocks, stored)
+    except LostBlocksError:
+        for i in range(len(blocks)):
+            try:
+                tier.read(blocks[i : i + 1], stored[i : i + 1])
+            except LostBlocksError:
+                stored[i] = 0
+                lost.add(i)
+    return stored
 
 
 def locate(

@@ -2,82 +2,135 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
+from outrider.memory.tiers.base import Blocks
 from outrider.memory.transfer import Mover, Ticket
 from outrider.types import Int32, SlowView
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Sizes of the buffers: one region per sequence, `capacity` entries (the largest budget), then one pass's rows."""
+    """Sizes of a slow layer's buffer: a region per sequence for `capacity` entries (the largest budget), then the rows
+    of one pass, of all its sequences together."""
 
     kv_heads: int
     page_size: int
     num_pages: int  # of the page table
     sequences: int  # regions
     capacity: int
-    block: int
-
-    @property
-    def main_pages(self) -> int:
-        """Pages of a region that hold selected entries."""
-        return -(-self.capacity // self.page_size)
+    block: int  # rows of a pass
 
     @property
     def region_pages(self) -> int:
-        """All pages of a region."""
-        return self.main_pages + -(-self.block // self.page_size)
+        """Pages of a region."""
+        return -(-self.capacity // self.page_size)
+
+    @property
+    def pass_pages(self) -> int:
+        """Pages that the rows of a pass take."""
+        return -(-self.block // self.page_size)
 
     @property
     def buffer_pages(self) -> int:
         """Pages that a slow layer's planes must have."""
-        return self.sequences * self.region_pages
+        return self.sequences * self.region_pages + self.pass_pages
 
     def tier_blocks(self, layers: int) -> int:
         """Blocks of a tier that can hold every page of every layer."""
         return layers * self.num_pages * self.kv_heads
 
 
-@dataclass(frozen=True)
-class Need:
+class Need(NamedTuple):
     """What one sequence reads in a step."""
 
     sequence_id: int
     pages: Int32  # [P] its page table
+    start: int  # committed entries before the pass
     block: int  # rows of this pass
     entries: Int32 | None  # [G, KV heads, n] selected committed entries, ascending; None: all of them
 
 
-#: The view of a step in which every layer is resident.
-NOTHING_SLOW = SlowView(
-    pages=np.zeros((0, 0), np.int32),
-    slots=np.zeros(0, np.int32),
-    entries=np.zeros((0, 0, 0, 0), np.int32),
-    counts=np.zeros((0, 0, 0), np.int32),
-    groups=np.zeros(0, np.int32),
-    first=1 << 30,
-)
+class Job(NamedTuple):
+    """One layer's loads: the blocks it touches, and what moves them and returns their bytes."""
+
+    blocks: Blocks
+    run: Callable[[], int]
+
+
+class Ahead:
+    """The jobs of the slow layers in layer order, each submitted at most `depth` slow layers early. None: all at once.
+
+    depth 0: nothing moves before the layer that needs it is reached.
+    """
+
+    def __init__(self, mover: Mover, layers: Sequence[int], jobs: Mapping[int, Job], depth: int | None) -> None:
+        self._mover, self._jobs = mover, jobs
+        self._place = {layer: place for place, layer in enumerate(layers)}
+        self._waiting = [layer for layer in layers if layer in jobs]
+        self._depth = len(layers) if depth is None else depth
+        self._tickets: dict[int, Ticket] = {}
+        self._submit(self._depth - 1)
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to move at all."""
+        return not self._jobs
+
+    def reach(self, layer: int) -> None:
+        """The layers before this one are done: submit what may follow, and wait for the layer's own."""
+        self._submit(self._place[layer] + self._depth)
+        ticket = self._tickets.pop(layer, None)
+        if ticket is not None:
+            self._mover.wait(ticket)
+
+    def _submit(self, last: int) -> None:
+        """Submit the jobs of the slow layers up to the `last`-th."""
+        ready = [layer for layer in self._waiting if self._place[layer] <= last]
+        if ready:
+            self._waiting = self._waiting[len(ready) :]
+            tickets = self._mover.submit_all("load", [self._jobs[layer] for layer in ready])
+            self._tickets.update(zip(ready, tickets, strict=True))
 
 
 class Step:
-    """The loads of one step. `wait` before every slow layer; `finish` before anything else touches the buffers."""
+    """The loads of one pass. `wait` before every slow layer; `finish` before anything else touches the buffers."""
 
-    def __init__(self, view: SlowView, tickets: Mapping[int, Ticket], failed: set[int], mover: Mover) -> None:
-        self.view = view
-        self._tickets, self._failed, self._mover = tickets, failed, mover
+    def __init__(self, views: Sequence[SlowView], queues: Sequence[Ahead], failed: set[int], layers: Sequence[int]):
+        self.views, self._layers, self._failed = tuple(views), layers, failed
+        self._queues = [queue for queue in queues if not queue.idle]
+
+    @property
+    def view(self) -> SlowView:
+        """The first slow layer's view; it holds for all of them where nothing was staged."""
+        return self.views[0]
+
+    @property
+    def before_layer(self) -> Callable[[int], object] | None:
+        """`wait`, or None where there is nothing to wait for."""
+        return self.wait if self._queues else None
 
     def wait(self, layer: int) -> frozenset[int]:
         """Return when the layer's entries are there; the sequences whose KV is lost have to be recomputed or ended."""
-        if layer in self._tickets:
-            self._mover.wait(self._tickets[layer])
+        for queue in self._queues:
+            queue.reach(layer)
         return frozenset(self._failed)
 
     def finish(self) -> frozenset[int]:
         """wait for all layers."""
-        for layer in self._tickets:
+        for layer in self._layers:
             self.wait(layer)
         return frozenset(self._failed)
+
+
+#: The step of a pass in which every layer is resident.
+NOTHING_SLOW = Step((), (), set(), ())
+
+
+
+
+EVERYTHING = np.int32(-1)  # a count that says: read everything

@@ -1,0 +1,86 @@
+"""The null object: one tier, nothing ever moves. Its methods say what KVMemory asks of a placement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from outrider.memory.place.step import Need, Step
+from outrider.memory.planner import MemoryPlan
+from outrider.memory.pool import PagePool
+from outrider.memory.report import TierReport
+from outrider.models.spec import KVCache
+from outrider.types import Int32, Traffic
+
+
+class Pass(NamedTuple):
+    """Sequences first .. last - 1 of a step, in a forward pass of their own; `open` it when the one before is over."""
+
+    first: int
+    last: int
+    open: Callable[[], Step]
+
+
+class Run(NamedTuple):
+    """Some entries of one sequence: from `start` on, at `slots` of the page table's `pages`."""
+
+    sequence_id: int
+    pages: Int32
+    start: int
+    slots: Int32
+
+
+class SingleTier:
+    """All KV is in the cache's pages."""
+
+    def __init__(self, cache: KVCache) -> None:
+        self._cache = cache
+
+    def room(self, pool: PagePool, lengths: Sequence[int]) -> int:
+        """Pages that may be held while sequences of these lengths (tokens) run."""
+        return pool.num_pages
+
+    def fit(self, pool: PagePool, holders: Sequence[Need], lengths: Sequence[int]) -> None:
+        """Before a step, its pages reserved: move layers so that everything has its place. CapacityError where the
+        slow tier cannot take them."""
+
+    def passes(self, needs: Sequence[Need]) -> tuple[Pass, ...]:
+        """The forward passes of a step; empty: one, in which all KV is resident."""
+        return ()
+
+    def finish(self) -> frozenset[int]:
+        """The step's passes are over: sequences whose KV could not be read, and whose rows mean nothing."""
+        return frozenset()
+
+    def commit(self, run: Run, kept: Int32) -> None:
+        """Rows `kept` (offsets in the pass) of a sequence became the entries of a run."""
+
+    def take(self, run: Run) -> Any:
+        """A copy of a run's KV for `put`; None where it is lost."""
+        return self._cache.take(run.slots)
+
+    def put(self, run: Run, kept: Any) -> None:
+        """Write back what `take` gave; the run follows all that its sequence has."""
+        self._cache.put(run.slots, kept)
+
+    def release(self, sequence_id: int) -> None:
+        """The sequence is not running any more."""
+
+    def tell(self, sequence_id: int) -> Traffic | None:
+        """What moved for a sequence since this was last asked; None: nothing ever does."""
+        return None
+
+    def report(self) -> TierReport | None:
+        """What moved so far."""
+        return None
+
+    def plan(self) -> MemoryPlan | None:
+        """What is where, as planned for now."""
+        return None
+
+    def used(self) -> int:
+        """Bytes of KV memory that were touched, where they are counted."""
+        return 0
+
+    def close(self) -> None:
+        """Give the slow tier back."""

@@ -62,14 +62,18 @@ class ContextConfig:
     kv_memory: int | None = None  # bytes of KV in fast memory; None: everything stays resident
     kv_path: str | None = None  # folder of the slow tier's files; None: no slow tier
     slow_kv_dtype: Literal["auto", "float32", "bfloat16", "int8"] = "auto"  # KV in the slow tier; auto: as resident
+    slow_layers: int | None = None  # layers kept in the slow tier; None: as few as kv_memory asks for
+    prefetch: int | None = None  # slow layers whose loads may run ahead of the one that computes; None: all
+    elastic: bool = True  # load only entries that the step before did not read; False: all of them, to compare
+    keep_prompts: int | None = None  # tokens; prompts this long or longer stay in kv_path for later starts; None: none
     group: int = 6  # consecutive layers that share a selection; 0: all of them, as published
     sticky: float = 1.0  # nats by which a newcomer must beat an entry that was read last; 0: choose anew
     full_every: int = 32  # bounded mode: steps from one full one to the next, at most
     min_captured: float = 0.8  # bounded mode: estimated share of attention below which the next step is full
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, ("budget", "kv_memory", "full_every"))
-        _at_least(self, 0, ("sinks", "window", "group", "sticky"))
+        _at_least(self, 1, ("budget", "kv_memory", "full_every", "keep_prompts"))
+        _at_least(self, 0, ("sinks", "window", "group", "sticky", "slow_layers", "prefetch"))
 
 
 def _at_least(config: Any, least: int, names: Sequence[str]) -> None:

@@ -32,6 +32,7 @@ class Sequence:
     status: Status = Status.WAITING
     cached_tokens: int = 0  # prompt tokens that the prefix cache gave
     preemptions: int = 0
+    losses: int = 0  # times that its KV was lost
     prompt_logprobs: list[Logprob | None] = field(default_factory=list)
 
     @property

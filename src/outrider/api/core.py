@@ -14,7 +14,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from outrider.api.resolve import Resolved, check_context, check_context_budget, resolve, resolve_speculation
+from outrider.api.resolve import (
+    Resolved,
+    check_context,
+    check_context_budget,
+    resolve,
+    resolve_speculation,
+    selector_bytes,
+)
 from outrider.api.text import TextStream
 from outrider.config import ContextConfig, EngineConfig, SpeculativeConfig, from_mapping
 from outrider.drafters.registry import needed_taps
@@ -22,7 +29,9 @@ from outrider.engine.engine import Engine
 from outrider.engine.pipelined import PipelinedEngine
 from outrider.errors import CapacityError, ConfigError, PromptTooLongError, RequestError, UnsupportedError
 from outrider.memory.kv import KVMemory
-from outrider.memory.reading import make_reading
+from outrider.memory.place import Placement, Shape
+from outrider.memory.place.build import check_tiers, make_place, rules_of, shape_of
+from outrider.memory.reading import FullAttention, SparseAttention, make_reading
 from outrider.memory.trails import find_trails
 from outrider.models.build import build_decoder
 from outrider.models.load import LoadedModel, load_model
@@ -100,7 +109,8 @@ class Core:
         self.config = replace(engine, max_model_len=self.resolved.max_model_len)
         cache = self.decoder.new_cache(self.resolved.num_pages, engine.page_size)
         reading = make_reading(self.resolved.context, self.spec, cache, engine.threads)
-        self.memory = KVMemory(cache, engine.prefix_caching, reading)
+        self.place = make_place(self.resolved.context, cache, self._shape(self.resolved.context, reading))
+        self.memory = KVMemory(cache, engine.prefix_caching, reading, self.place)
         self.engine = self._engine(self.resolved.speculative)
         self._ids = itertools.count()
         self._seeds = np.random.default_rng(engine.seed)
@@ -125,9 +135,30 @@ class Core:
         if self.engine.scheduler.busy:
             raise CapacityError("what attention reads cannot be changed while requests are open; let them end first")
         check_context(context)
-        self.memory.reread(make_reading(context, self.spec, self.memory.cache, self.config.threads))
+        reading = make_reading(context, self.spec, self.memory.cache, self.config.threads)
+        context = self._replace(context, reading)
+        self.memory.reread(reading)
         self.resolved = replace(self.resolved, context=context)
         self.respeculate(self._asked)
+
+    def _replace(self, context: ContextConfig, reading: FullAttention | SparseAttention) -> ContextConfig:
+        """Place KV in another way from now on. The folder stays the one of the start."""
+        old = self.resolved.context
+        context = replace(context, kv_path=context.kv_path or old.kv_path)
+        if context.slow_kv_dtype == "auto":
+            context = replace(context, slow_kv_dtype=old.slow_kv_dtype)
+        if (context.kv_path, context.slow_kv_dtype) != (old.kv_path, old.slow_kv_dtype):
+            raise ConfigError("kv_path and slow_kv_dtype cannot be changed; make a new LLM", "kv_path")
+        check_tiers(context, self.spec, self.config.page_size)
+        if isinstance(self.place, Placement):
+            self.place.rules = rules_of(context)
+            self.place.arrange(self._shape(context, reading))
+        return context
+
+    def _shape(self, context: ContextConfig, reading: FullAttention | SparseAttention) -> Shape:
+        """What the buffers of slow layers are made for."""
+        selector = selector_bytes(context, self.spec, self.config.page_size) // self.config.page_size
+        return shape_of(context, self.config, reading, self.spec.num_layers, selector)
 
     def close(self) -> None:
         """Stop what runs beside the engine."""

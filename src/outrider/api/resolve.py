@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outrider.config import ContextConfig, SpeculativeConfig
+from outrider.config import ContextConfig, EngineConfig, SpeculativeConfig
 from outrider.errors import CapacityError, ConfigError, UnsupportedError
+from outrider.memory.place.build import check_tiers, footprint_of, longest_in
 from outrider.memory.planner import selector_token_bytes
 from outrider.models.spec import Decoder, DecoderSpec
 
@@ -41,6 +44,7 @@ def resolve(decoder: Decoder, options: Options) -> Resolved:
     """Sizes from the model, the options and the memory of this machine."""
     engine, spec, context = options.engine, decoder.spec, options.context or ContextConfig()
     check_context(context)
+    check_tiers(context, spec, engine.page_size)
     if engine.max_model_len is not None and engine.max_model_len > spec.max_positions:
         raise ConfigError(
             f"max_model_len = {engine.max_model_len} is more than the {spec.max_positions} positions of the model; "
@@ -49,7 +53,11 @@ def resolve(decoder: Decoder, options: Options) -> Resolved:
         )
     per_page = decoder.kv_bytes_per_token() * engine.page_size + selector_bytes(context, spec, engine.page_size)
     longest = engine.max_model_len or spec.max_positions
-    num_pages = kv_pages(engine.kv_memory, per_page, longest, engine.max_num_seqs, engine.page_size)
+    if context.kv_path is None:
+        num_pages = kv_pages(engine.kv_memory, per_page, longest, engine.max_num_seqs, engine.page_size)
+    else:
+        longest = tiered_length(context, engine, spec, decoder, longest)
+        num_pages = tiered_pages(context, engine, per_page, longest)
     if engine.max_model_len is not None and num_pages * engine.page_size < engine.max_model_len:
         raise CapacityError(
             f"kv_memory holds {num_pages * engine.page_size} tokens, less than max_model_len = {engine.max_model_len}; "
@@ -65,15 +73,39 @@ def resolve(decoder: Decoder, options: Options) -> Resolved:
     )
 
 
+def tiered_length(
+    context: ContextConfig, engine: EngineConfig, spec: DecoderSpec, decoder: Decoder, longest: int
+) -> int:
+    """The longest context with this much fast memory for KV. CapacityError where less was asked for than it takes."""
+    selector = selector_bytes(context, spec, engine.page_size) // engine.page_size
+    model = footprint_of(context, engine, spec.num_layers, decoder.kv_bytes_per_token(), selector)
+    most = longest_in(model, context)
+    if engine.max_model_len is not None and most < longest:
+        raise CapacityError(
+            f"context_config: kv_memory serves contexts of {most} tokens, less than max_model_len = {longest}; raise "
+            "it, or lower max_model_len, budget or max_num_batched_tokens"
+        )
+    return min(longest, most)
+
+
+def tiered_pages(context: ContextConfig, engine: EngineConfig, per_page: int, longest: int) -> int:
+    """Pages in all tiers together: what was asked for, else room for every sequence, within half of the free disk."""
+    if engine.kv_memory is not None:
+        return kv_pages(engine.kv_memory, per_page, longest, engine.max_num_seqs, engine.page_size)
+    tokens = max(longest, engine.max_num_seqs * min(longest, TOKENS_PER_SEQUENCE))
+    return max(1, min(-(-tokens // engine.page_size), free_space(context.kv_path or ".") // 2 // per_page))
+
+
+def free_space(folder: str) -> int:
+    """Bytes that a folder's disk can still take; the folder need not exist yet."""
+    path = Path(folder).expanduser().absolute()
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
 def check_context(context: ContextConfig) -> None:
     """Refuse, by name, what this engine does not do."""
-    for name in ("kv_path", "kv_memory"):
-        if getattr(context, name) is not None:
-            raise ConfigError(
-                f"context_config: {name} is refused; the engine keeps all KV in memory, so leave it out "
-                "(the engine's own kv_memory sizes the KV pool)",
-                name,
-            )
     if context.mode != "full" and context.selector not in SELECTORS:
         if context.selector == "head" or "/" in context.selector:
             raise ConfigError(
@@ -98,6 +130,13 @@ def check_context_budget(budget: int | None, context: ContextConfig, request_id:
     from outrider.memory.select import check_budget  # only who selects pays for importing it
 
     check_budget(budget, context.sinks, context.window, request_id)
+    if context.kv_path is not None and budget > context.budget and context.mode != "lossless":
+        raise UnsupportedError(
+            f"context_budget = {budget} is more than the buffers of slow layers hold; use {context.budget} or less, "
+            "or start with a larger budget",
+            request_id,
+            "context_budget",
+        )
 
 
 def resolve_speculation(config: SpeculativeConfig | None, context: ContextConfig) -> SpeculativeConfig | None:

@@ -12,7 +12,7 @@ from time import perf_counter
 from outrider.config import EngineConfig
 from outrider.drafters.base import Context, Observation
 from outrider.engine.scheduler import Scheduler
-from outrider.errors import OutriderError
+from outrider.errors import CapacityError, OutriderError
 from outrider.memory.kv import KVMemory
 from outrider.models.spec import Decoder
 from outrider.runner.runner import Forward, Runner
@@ -20,11 +20,12 @@ from outrider.sequence import Plan, Sequence, Work
 from outrider.speculation.none import NoSpeculator
 from outrider.speculation.speculator import Speculator
 from outrider.speculation.timing import StepTiming
-from outrider.types import Delta, Draft, Finish, Float32, Reads, Verdict
+from outrider.types import Delta, Draft, Finish, Float32, Reads, Traffic, Verdict
 from outrider.verify.judge import judge
 from outrider.verify.logprobs import logprob
 
 log = logging.getLogger(__name__)
+MOST_LOSSES = 2  # times that a sequence computes lost KV again
 
 
 class Engine:
@@ -49,15 +50,22 @@ class Engine:
         started = perf_counter()
         plan = self._plan()
         if not plan:
-            return []
+            return self._refuse()
         planned = perf_counter()
         drafts = self._draft(plan)
         drafted = perf_counter()
-        view = self.memory.prepare(plan, drafts)
+        try:
+            view = self.memory.prepare(plan, drafts)
+        except CapacityError as error:
+            return [self._end(plan.works[-1].sequence, Finish("error", str(error)))]
         prepared = perf_counter()
         forward = self.runner.forward(plan, drafts, view)
         verified = perf_counter()
-        verdicts = [self._judge(index, work, drafts[index], forward) for index, work in enumerate(plan.works)]
+        lost = self.memory.finish()
+        verdicts = [
+            Verdict() if work.sequence.id in lost else self._judge(index, work, drafts[index], forward)
+            for index, work in enumerate(plan.works)
+        ]
         starts = [work.sequence.computed for work in plan.works]
         self.memory.commit(plan, drafts, verdicts, forward)
         rows = sum(work.rows + len(draft) for work, draft in zip(plan.works, drafts, strict=True))
@@ -69,9 +77,9 @@ class Engine:
             sequences=len(plan.works),
             rows=rows,
         )
-        self._observe(plan, drafts, verdicts, starts, forward, timing)
+        self._observe(plan, drafts, verdicts, starts, forward, timing, lost)
         self.steps += 1
-        return self._apply(plan, verdicts)
+        return self._apply(plan, verdicts) + self._redo(plan, lost)
 
     def abort(self, request_id: str) -> list[Delta]:
         """End a request's samples at once, in whatever phase they are, and release all they hold."""
@@ -125,10 +133,13 @@ class Engine:
         starts: list[int],
         forward: Forward,
         timing: StepTiming,
+        lost: frozenset[int],
     ) -> None:
         """Tell the speculator which tokens became final and what the step cost."""
         observations = []
         for index, (work, draft, verdict) in enumerate(zip(plan.works, drafts, verdicts, strict=True)):
+            if work.sequence.id in lost:
+                continue
             start = starts[index]
             accepted = [draft.tokens[node] for node in verdict.accepted]
             tokens = (*work.sequence.tokens[start : start + work.rows], *accepted)
@@ -147,11 +158,31 @@ class Engine:
             first = len(sequence.tokens) == sequence.prompt_length
             sequence.tokens.extend(verdict.tokens)
             reads = self.memory.reading.reads(sequence)
+            traffic = self.memory.place.tell(sequence.id) if verdict.tokens else None
             if verdict.finish is not None:
-                deltas.append(self._end(sequence, verdict.finish, verdict, first, reads))
+                deltas.append(self._end(sequence, verdict.finish, verdict, first, reads, traffic))
             elif verdict.tokens:
-                deltas.append(delta(sequence, verdict, None, first, reads))
+                deltas.append(delta(sequence, verdict, None, first, reads, traffic))
         return deltas
+
+    def _redo(self, plan: Plan, lost: frozenset[int]) -> list[Delta]:
+        """Sequences whose KV was lost compute it again; one that loses it again and again ends with an error."""
+        deltas = []
+        for sequence in [work.sequence for work in plan.works if work.sequence.id in lost]:
+            if sequence.losses < MOST_LOSSES:
+                log.warning("KV of request %s was lost; it is computed again", sequence.request.id)
+                self.scheduler.redo(sequence)
+                self._forget([sequence])
+            else:
+                deltas.append(self._end(sequence, Finish("error", self.memory.place.excuse())))
+        return deltas
+
+    def _refuse(self) -> list[Delta]:
+        """Nobody can go on: where nobody runs either, the first in the queue does not fit at all."""
+        if self.scheduler.running or not self.scheduler.waiting:
+            return []
+        text = "the request needs more KV memory than there is; shorten it or raise kv_memory"
+        return [self._end(self.scheduler.waiting[0], Finish("error", text))]
 
     def _end(
         self,
@@ -160,10 +191,11 @@ class Engine:
         verdict: Verdict | None = None,
         first: bool = False,
         reads: Reads | None = None,
+        traffic: Traffic | None = None,
     ) -> Delta:
         self.scheduler.finish(sequence)
         self._forget([sequence])
-        return delta(sequence, verdict or Verdict(), finish, first, reads)
+        return delta(sequence, verdict or Verdict(), finish, first, reads, traffic)
 
     def _forget(self, sequences: SequenceOf[Sequence]) -> None:
         for sequence in sequences:
@@ -176,7 +208,12 @@ def context(sequence: Sequence) -> Context:
 
 
 def delta(
-    sequence: Sequence, verdict: Verdict, finish: Finish | None, first: bool, reads: Reads | None = None
+    sequence: Sequence,
+    verdict: Verdict,
+    finish: Finish | None,
+    first: bool,
+    reads: Reads | None = None,
+    traffic: Traffic | None = None,
 ) -> Delta:
     """The news of one sample after a step."""
     return Delta(
@@ -191,6 +228,7 @@ def delta(
         prompt_logprobs=tuple(sequence.prompt_logprobs) if first and sequence.prompt_logprobs else None,
         cached_tokens=sequence.cached_tokens,
         reads=reads,
+        traffic=traffic,
     )
 
 

@@ -56,7 +56,7 @@ class Scheduler:
         held: ids of sequences that sit this step out (the pipeline is drafting for them).
         """
         self.preempted = []
-        budget = Budget(self._config.max_num_batched_tokens, self._memory.pool.available)
+        budget = Budget(self._config.max_num_batched_tokens, self._memory.room())
         turns = [sequence for sequence in self.running if sequence.id not in held]
         others = len(turns) + min(len(self.waiting), self._config.max_num_seqs - len(self.running))
         for turn, sequence in enumerate(turns, start=1):
@@ -74,6 +74,14 @@ class Scheduler:
             self.waiting.remove(sequence)
         sequence.status = Status.FINISHED
         self._memory.release(sequence)
+
+    def redo(self, sequence: Sequence) -> None:
+        """KV of a running sequence was lost: send it back to the head of the queue, to compute all of it again."""
+        self.running.remove(sequence)
+        self._memory.redo(sequence)
+        sequence.status = Status.WAITING
+        sequence.losses += 1
+        self.waiting.appendleft(sequence)
 
     def find(self, request_id: str) -> list[Sequence]:
         """The unfinished sequences of a request."""
@@ -104,7 +112,7 @@ class Scheduler:
                 return
             before = self._memory.pool.available
             self._memory.adopt(sequence)
-            budget.pages -= before - self._memory.pool.available  # adopted pages can no longer be evicted
+            budget.pages -= before - self._memory.room()  # adopted pages stay, and the newcomer's buffers take room
             if self._memory.missing(sequence, sequence.remaining) > budget.pages:
                 self._memory.suspend(sequence)
                 return

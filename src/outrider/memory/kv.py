@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from outrider.memory.place.single import Pass, Run, SingleTier
+from outrider.memory.place.step import Need
 from outrider.memory.pool import PagePool
 from outrider.memory.reading import FullAttention, Reading, Span
 from outrider.memory.table import PageTable
@@ -32,6 +34,7 @@ class View:
     slots: Int32  # [T]
     contexts: Int32  # [S]
     selection: Selection | None = None  # None: everything is read
+    passes: tuple[Pass, ...] = ()  # forward passes that the step takes; empty: one, over resident KV
 
 
 class Seen(Protocol):
@@ -50,24 +53,54 @@ class _Kept(NamedTuple):
     rows: Any
 
 
+class _Done(NamedTuple):
+    """One sequence's part of a step that is being committed."""
+
+    index: int  # in the plan
+    work: Work
+    draft: Draft
+    verdict: Verdict
+    start: int  # entries before the step
+
+    @property
+    def nodes(self) -> list[int]:
+        """Rows of the accepted draft nodes in the sequence's part of the pass."""
+        return [self.work.rows + node for node in self.verdict.accepted]
+
+
 class KVMemory:
     """Pages of one KV cache, shared by the sequences that a decoder runs."""
 
-    def __init__(self, cache: KVCache, prefix_caching: bool = True, reading: Reading | None = None) -> None:
+    def __init__(
+        self,
+        cache: KVCache,
+        prefix_caching: bool = True,
+        reading: Reading | None = None,
+        place: SingleTier | None = None,
+    ) -> None:
         self.cache = cache
         self.reading: Reading = reading or FullAttention()
+        self.place = place or SingleTier(cache)
         self.pool = PagePool(cache.num_pages)
+        self.pool.on_take, self.pool.on_free = self.place.took, self.place.freed
         self.prefix_queries = 0  # tokens looked up
         self.prefix_hits = 0  # tokens found
         self._prefix_caching = prefix_caching
         self._tables: dict[int, PageTable] = {}
+        self._sequences: dict[int, Sequence] = {}  # those that have a table
         self._kept: dict[int, _Kept] = {}
+        self._lost: frozenset[int] = frozenset()
         self._view = np.zeros((0, 0), np.int32)
 
     @property
     def capacity(self) -> int:
         """Entries that one sequence alone could hold."""
         return self.cache.num_pages * self.cache.page_size
+
+    def room(self) -> int:
+        """Pages that can be taken while those sequences run that have pages, or have just been adopted."""
+        self.pool.limit = self.place.room(self.pool, self._sequences.values())
+        return self.pool.available
 
     def missing(self, sequence: Sequence, rows: int) -> int:
         """Pages that `rows` more entries of a sequence would take from the pool."""
@@ -79,9 +112,10 @@ class KVMemory:
 
     def adopt(self, sequence: Sequence) -> None:
         """Start a waiting sequence on the pages of an earlier one that began alike."""
+        table = self._table(sequence)
         if not self._prefix_caching or sequence.params.prompt_logprobs is not None:
             return
-        sequence.computed = self._table(sequence).adopt(sequence.tokens[: self.due(sequence) + 1])
+        sequence.computed = table.adopt(sequence.tokens[: self.due(sequence) + 1])
         self.reading.adopt(sequence)
         if not sequence.preemptions:
             sequence.cached_tokens = sequence.computed
@@ -95,22 +129,34 @@ class KVMemory:
             table, count = self._table(work.sequence), work.rows + len(draft)
             table.reserve(work.sequence.computed + count)
             slots.append(table.slots(work.sequence.computed, count))
+        self.place.fit(self.pool, self._needs, self._sequences.values())
         contexts = np.array([work.sequence.computed for work in plan.works], np.int32)
         pages = self._pages(plan)
         selection = self.reading.select(plan, drafts, pages)
-        return View(pages, slots[0] if len(slots) == 1 else np.concatenate(slots), contexts, selection)
+        passes = self.place.passes(lambda: self._step_needs(plan, drafts, selection))
+        return View(pages, slots[0] if len(slots) == 1 else np.concatenate(slots), contexts, selection, passes)
+
+    def finish(self) -> frozenset[int]:
+        """The forward passes of the step are over: the sequences whose rows mean nothing, since KV that they read was
+        lost. `commit` leaves them out, and `redo` comes next for them."""
+        self._lost = self.place.finish()
+        return self._lost
 
     def commit(
         self, plan: Plan, drafts: SequenceOf[Draft], verdicts: SequenceOf[Verdict], seen: Seen | None = None
     ) -> None:
         """Keep the known tokens and the accepted part of every draft; release the rest."""
-        starts = [work.sequence.computed for work in plan.works]
-        for work, draft, verdict in zip(plan.works, drafts, verdicts, strict=True):
-            self._commit(work, draft, verdict)
-        self.reading.observe(self._spans(plan, verdicts, starts, seen))
-        for work, draft, verdict, start in zip(plan.works, drafts, verdicts, starts, strict=True):
-            self._publish(work, draft, verdict, start)
-            self._rejoin(work.sequence)
+        steps = [
+            _Done(index, work, draft, verdict, work.sequence.computed)
+            for index, (work, draft, verdict) in enumerate(zip(plan.works, drafts, verdicts, strict=True))
+            if work.sequence.id not in self._lost
+        ]
+        for done in steps:
+            self._commit(done)
+        self.reading.observe(self._spans(steps, seen))
+        for done in steps:
+            self._publish(done)
+            self._rejoin(done.work.sequence)
 
     def release(self, sequence: Sequence) -> None:
         """A sequence ended: it holds nothing afterwards. Published pages stay findable."""
@@ -125,18 +171,30 @@ class KVMemory:
         """
         whole, computed = self.reading.whole(sequence), sequence.computed
         if computed > whole:
-            slots = self._table(sequence).slots(whole, computed - whole)
-            self._kept[sequence.id] = _Kept(whole, computed - whole, self.cache.take(slots))
+            rows = self.place.take(self._run(sequence, whole, computed - whole))
+            if rows is None:
+                self.reading.redo(sequence)
+            else:
+                self._kept[sequence.id] = _Kept(whole, computed - whole, rows)
+        self._release_pages(sequence)
+        sequence.computed = 0
+
+    def redo(self, sequence: Sequence) -> None:
+        """KV of a sequence was lost: it starts anew, reads everything until it is where it was, and shares nothing of
+        what it had."""
+        for page in self._table(sequence).pages:
+            self.pool.withdraw(page)
+        self.reading.redo(sequence)
+        self._kept.pop(sequence.id, None)
         self._release_pages(sequence)
         sequence.computed = 0
 
     def restore(self, sequence: Sequence) -> None:
-        """A waiting sequence is admitted: put back what it took along. The plan has made sure that pages suffice."""
+        """A waiting sequence is admitted: make room for what it took along. The plan has made sure that pages
+        suffice."""
         kept = self._kept.get(sequence.id)
         if kept is not None:
-            table = self._table(sequence)
-            table.reserve(kept.start + kept.entries)
-            self.cache.put(table.slots(kept.start, kept.entries), kept.rows)
+            self._table(sequence).reserve(kept.start + kept.entries)
             self._rejoin(sequence)
 
     def reserve(self, sequence_id: int, entries: int) -> PageTable:
@@ -159,6 +217,7 @@ class KVMemory:
     def close(self) -> None:
         """Nothing is asked any more."""
         self.reading.close()
+        self.place.close()
 
     def check(self) -> None:
         """Prove that the pool is whole and that the tables hold exactly the held pages."""
@@ -166,50 +225,78 @@ class KVMemory:
         owned = {page for table in self._tables.values() for page in table.pages}
         assert len(owned) == self.pool.held, "a page is held by nobody, or a sequence has a page that is not held"
 
-    def _commit(self, work: Work, draft: Draft, verdict: Verdict) -> None:
-        sequence, table = work.sequence, self._table(work.sequence)
-        start = sequence.computed + work.rows
-        for offset, node in enumerate(verdict.accepted):
+    def _commit(self, done: _Done) -> None:
+        sequence, table = done.work.sequence, self._table(done.work.sequence)
+        start = done.start + done.work.rows
+        for offset, node in enumerate(done.verdict.accepted):
             if node != offset:  # a tree's accepted path is compacted; parents come first, so nothing is overwritten
                 source, target = table.slots(start + node, 1)[0], table.slots(start + offset, 1)[0]
                 self.cache.move(int(source), int(target))
-        sequence.computed = start + len(verdict.accepted)
+        sequence.computed = start + len(done.verdict.accepted)
+        run = self._run(sequence, done.start, sequence.computed - done.start)
+        self.place.commit(run, np.array([*range(done.work.rows), *done.nodes], np.int32))
         kept = self._kept.get(sequence.id)
         table.shrink(sequence.computed if kept is None else kept.start + kept.entries)
 
-    def _publish(self, work: Work, draft: Draft, verdict: Verdict, start: int) -> None:
+    def _publish(self, done: _Done) -> None:
         """Let other prompts find pages that have become full, as far as they are whole."""
-        sequence, size = work.sequence, self.cache.page_size
+        sequence, size = done.work.sequence, self.cache.page_size
         whole = min(sequence.computed, self.reading.whole(sequence))
-        if self._prefix_caching and whole // size > start // size:
-            accepted = [draft.tokens[node] for node in verdict.accepted]
-            known = sequence.tokens[: start + work.rows] + accepted
+        if self._prefix_caching and whole // size > done.start // size:
+            accepted = [done.draft.tokens[node] for node in done.verdict.accepted]
+            known = sequence.tokens[: done.start + done.work.rows] + accepted
             self._table(sequence).publish(known[:whole])
 
     def _rejoin(self, sequence: Sequence) -> None:
         """All that is whole has been computed again: what the sequence took along counts from now on."""
         kept = self._kept.get(sequence.id)
         if kept is not None and sequence.computed == kept.start:
+            run = self._run(sequence, kept.start, kept.entries)
+            self.place.put(run, kept.rows)
             sequence.computed += kept.entries
-            self.reading.rejoin(self._table(sequence).slots(kept.start, kept.entries))
+            self.reading.rejoin(run.slots)
             del self._kept[sequence.id]
 
-    def _spans(
-        self, plan: Plan, verdicts: SequenceOf[Verdict], starts: SequenceOf[int], seen: Seen | None
-    ) -> Iterator[Span]:
-        for index, (work, verdict, start) in enumerate(zip(plan.works, verdicts, starts, strict=True)):
-            slots = self._table(work.sequence).slots(start, work.sequence.computed - start)
-            yield Span(work.sequence, start, slots, seen.queries(index, verdict.accepted) if seen else None)
+    def _run(self, sequence: Sequence, start: int, count: int) -> Run:
+        table = self._table(sequence)
+        return Run(sequence.id, np.asarray(table.pages, np.int32), start, table.slots(start, count))
+
+    def _spans(self, steps: SequenceOf[_Done], seen: Seen | None) -> Iterator[Span]:
+        for done in steps:
+            sequence, start = done.work.sequence, done.start
+            slots = self._table(sequence).slots(start, sequence.computed - start)
+            queries = seen.queries(done.index, done.verdict.accepted) if seen else None
+            yield Span(sequence, start, slots, queries)
+
+    def _needs(self) -> list[Need]:
+        """What every sequence has that has pages."""
+        return [self._need(sequence, 0, None) for sequence in self._sequences.values()]
+
+    def _step_needs(self, plan: Plan, drafts: SequenceOf[Draft], selection: Selection | None) -> list[Need]:
+        """What a step reads of its sequences."""
+        needs = []
+        for s, (work, draft) in enumerate(zip(plan.works, drafts, strict=True)):
+            count = -1 if selection is None else int(selection.counts[0, s, 0])
+            chosen = None if count < 0 or selection is None else selection.entries[:, s, :, :count]
+            needs.append(self._need(work.sequence, work.rows + len(draft), chosen))
+        return needs
+
+    def _need(self, sequence: Sequence, block: int, entries: Int32 | None) -> Need:
+        pages = np.asarray(self._table(sequence).pages, np.int32)
+        return Need(sequence.id, pages, sequence.computed, block, entries)
 
     def _release_pages(self, sequence: Sequence) -> None:
         table = self._tables.pop(sequence.id, None)
         if table is not None:
+            del self._sequences[sequence.id]
             table.release()
+            self.place.release(sequence.id)
 
     def _table(self, sequence: Sequence) -> PageTable:
         table = self._tables.get(sequence.id)
         if table is None:
             table = self._tables[sequence.id] = PageTable(self.pool, self.cache.page_size)
+            self._sequences[sequence.id] = sequence
         return table
 
     def _pages(self, plan: Plan) -> Int32:

@@ -14,6 +14,10 @@ from outrider.errors import CapacityError
 Digest = bytes
 
 
+def ignore(page: int) -> None:
+    """Nobody wants to know."""
+
+
 class PagePool:
     """Hands out pages and counts who holds them. It never touches their bytes."""
 
@@ -26,7 +30,8 @@ class PagePool:
         self._published: dict[Digest, int] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()
         self.limit = num_pages  # pages that may be held
-        self.on_free: Callable[[int], object] = lambda page: None  # told of every page that becomes nobody's
+        self.on_take: Callable[[int], object] = ignore  # told of every page that is handed out ...
+        self.on_free: Callable[[int], object] = ignore  # ... and that is nobody's again
 
     @property
     def available(self) -> int:
@@ -55,6 +60,7 @@ class PagePool:
         page = self._free.pop()
         self.touched = max(self.touched, page + 1)
         self._references[page] = 1
+        self.on_take(page)
         return page
 
     def evict_to(self, pages: int) -> None:

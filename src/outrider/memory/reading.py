@@ -69,6 +69,10 @@ class Reading(Protocol):
         """Entries that a preempted sequence took along are back in `slots`, ascending."""
         ...
 
+    def redo(self, sequence: Sequence) -> None:
+        """All that the sequence has computed was lost; it is computed again, reading everything."""
+        ...
+
     def reads(self, sequence: Sequence) -> Reads | None:
         """What the sequence's latest step read."""
         ...
@@ -104,6 +108,9 @@ class FullAttention:
 
     def rejoin(self, slots: Int32) -> None:
         """Nobody takes anything along."""
+
+    def redo(self, sequence: Sequence) -> None:
+        """It would be read in full anyway."""
 
     def reads(self, sequence: Sequence) -> Reads | None:
         return None
@@ -160,6 +167,9 @@ class SparseAttention:
 
     def rejoin(self, slots: Int32) -> None:
         self._fold([slots])
+
+    def redo(self, sequence: Sequence) -> None:
+        self._whole[sequence.id] = max(sequence.computed, self._whole.get(sequence.id, 0))
 
     def reads(self, sequence: Sequence) -> Reads | None:
         return self.reader.reads.get(sequence.id)

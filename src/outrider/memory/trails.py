@@ -17,7 +17,10 @@ class Trails:
         self._memory, self._reading = memory, reading
 
     def trail(self, sequence_id: int, length: int, depth: int) -> Trail | None:
-        """Room for `depth` entries, which the step's plan has counted, or None where everything would be read."""
+        """Room for `depth` entries, which the step's plan has counted, or None where everything would be read, or
+        where not all of it is at hand."""
+        if self._memory.place.slow_layers:
+            return None
         table = self._memory.reserve(sequence_id, length + depth)
         pages = np.asarray(table.pages, np.int32)
         entries = self._reading.choose(sequence_id, length, depth + 1, pages)

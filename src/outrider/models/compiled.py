@@ -91,7 +91,7 @@ class CompiledDecoder:
     def kv_bytes_per_token(self) -> int:
         return self.spec.num_layers * entry_bytes(self.spec.num_kv_heads, self.spec.head_dim, self.kv_dtype)
 
-    def forward(self, batch: Batch, cache: KVCache, before_layer: Callable[[int], None] | None = None) -> Result:
+    def forward(self, batch: Batch, cache: KVCache, before_layer: Callable[[int], object] | None = None) -> Result:
         """One forward pass; `before_layer(l)` is called ahead of every slow layer (to wait for KV on its way)."""
         if not isinstance(cache, PagedKVCache):
             raise RequestError("this cache belongs to another decoder; use new_cache()")

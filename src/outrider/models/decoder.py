@@ -6,7 +6,7 @@ makes it the oracle of the compiled decoder. On an accelerator all rows share on
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -76,7 +76,9 @@ class ReferenceDecoder:
         return self.new_cache(1, 1).nbytes
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, cache: KVCache) -> Result:
+    def forward(
+        self, batch: Batch, cache: KVCache, before_layer: Callable[[int], object] | None = None
+    ) -> Result:
         """See models/spec.py; `cache` is one that new_cache gave."""
         assert isinstance(cache, TorchCache)
         if batch.slow:

@@ -6,7 +6,7 @@ the reference decoder (decoder.py) and the compiled one (compiled.py) both run a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -161,8 +161,12 @@ class Decoder(Protocol):
         """Give the queries of other layers from the next pass on. ConfigError where there is no such layer."""
         ...
 
-    def forward(self, batch: Batch, cache: KVCache) -> Result:
+    def forward(
+        self, batch: Batch, cache: KVCache, before_layer: Callable[[int], object] | None = None
+    ) -> Result:
         """Write the rows' K and V and return the best tokens, logits and features that the batch asks for.
+
+        `before_layer(l)` is called ahead of every slow layer. RequestError where the decoder knows no slow layers.
 
         A row's result does not depend on the other rows of the batch, on how a prompt was cut into chunks, nor on
         the number of threads: bitwise on the CPU.

@@ -7,9 +7,10 @@ from collections.abc import Sequence as SequenceOf
 import numpy as np
 
 from outrider.memory.kv import View
+from outrider.memory.place.single import Pass
 from outrider.models.spec import Decoder, KVCache
 from outrider.sequence import Plan, Work
-from outrider.types import Batch, Draft, Float32, Result
+from outrider.types import Batch, Draft, Float32, Result, Selection, SlowView
 from outrider.verify.judge import Rows
 
 TREE_ROWS = 64  # rows of one sequence that an ancestor mask can name
@@ -65,8 +66,16 @@ class Runner:
         self._decoder, self._cache = decoder, cache
 
     def forward(self, plan: Plan, drafts: SequenceOf[Draft], view: View) -> Forward:
-        """One forward pass over the known tokens and drafts of a plan."""
-        return Forward(plan, drafts, self._decoder.forward(layout(plan, drafts, view), self._cache))
+        """The known tokens and drafts of a plan: one forward pass, or several where slow layers ask for it."""
+        batch = layout(plan, drafts, view)
+        if not view.passes:
+            return Forward(plan, drafts, self._decoder.forward(batch, self._cache))
+        return Forward(plan, drafts, join([self._pass(batch, part) for part in view.passes]))
+
+    def _pass(self, batch: Batch, part: Pass) -> Result:
+        step = part.open()
+        rows = cut(batch, part.first, part.last, step.views)
+        return self._decoder.forward(rows, self._cache, step.before_layer)
 
 
 def layout(plan: Plan, drafts: SequenceOf[Draft], view: View) -> Batch:
@@ -95,6 +104,44 @@ def layout(plan: Plan, drafts: SequenceOf[Draft], view: View) -> Batch:
             work.sequence.sampler.needs_logits or work.sequence.wants_prompt_logprobs for work in plan.works
         ),
         selection=view.selection,
+    )
+
+
+def cut(batch: Batch, first: int, last: int, slow: tuple[SlowView, ...]) -> Batch:
+    """Sequences first .. last - 1 of a batch, over these slow layers. A row's result does not depend on the others."""
+    start, stop = int(batch.row_starts[first]), int(batch.row_starts[last])
+    wanted = batch.logit_rows[(batch.logit_rows >= start) & (batch.logit_rows < stop)] - start
+    chosen = batch.selection
+    if chosen is not None:
+        chosen = Selection(chosen.entries[:, first:last], chosen.counts[:, first:last], chosen.groups)
+    return Batch(
+        tokens=batch.tokens[start:stop],
+        positions=batch.positions[start:stop],
+        slots=batch.slots[start:stop],
+        row_starts=batch.row_starts[first : last + 1] - start,
+        contexts=batch.contexts[first:last],
+        pages=batch.pages[first:last],
+        logit_rows=wanted.astype(np.int32),
+        ancestors=None if batch.ancestors is None else batch.ancestors[start:stop],
+        want_logits=batch.want_logits,
+        selection=chosen,
+        slow=slow,
+    )
+
+
+def join(results: SequenceOf[Result]) -> Result:
+    """The results of a batch that was cut, as one."""
+    if len(results) == 1:
+        return results[0]
+    logits, features, queries = (
+        [part for result in results if (part := getattr(result, name)) is not None]
+        for name in ("logits", "features", "queries")
+    )
+    return Result(
+        best=np.concatenate([result.best for result in results]),
+        logits=np.concatenate(logits) if logits else None,
+        features=np.concatenate(features, axis=1) if features else None,
+        queries=np.concatenate(queries, axis=1) if queries else None,
     )
 
 

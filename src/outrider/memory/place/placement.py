@@ -6,7 +6,7 @@ fitted with room to spare for a while. The numbers are those of planner.py, for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,6 +28,7 @@ from outrider.memory.tiers.base import Tier
 from outrider.memory.tiers.codec import make_codec
 from outrider.memory.transfer import Mover
 from outrider.models.cache import PagedKVCache, copy_floats
+from outrider.sequence import Sequence as Sample
 from outrider.types import Float32, Int32, Traffic
 
 #: Steps for which a layer must have had room before it comes back: a burst of requests does not carry it to and fro.
@@ -122,21 +123,25 @@ class Placement(SingleTier):
 
     def retune(self, rules: Rules) -> None:
         """Follow other rules from the next step on."""
-        self.rules = rules
+        self.rules, self._calm = rules, 0
+        self._where[:] = -1
         self.offload.elastic, self.offload.ahead = rules.elastic, rules.ahead
 
     # ---- room
 
-    def room(self, pool: PagePool, lengths: Sequence[int]) -> int:
-        loads = self._loads(lengths)
-        choices = range(self._layers + 1) if self.rules.slow_layers is None else [self.rules.slow_layers]
+    def room(self, pool: PagePool, running: Collection[Sample]) -> int:
+        loads = self._loads([len(sequence.tokens) for sequence in running])
+        forced = self.rules.slow_layers
+        choices = range(self._layers + 1) if forced is None else range(forced, forced + 1)
+        self._full = self._full and pool.held > 0  # with nothing to keep, it may be tried again
         if self._full:
             choices = range(self._slow + 1)
         most = max(most_tokens(self.model, self.rules.limit, loads, slow) for slow in choices)
         return min(pool.num_pages, most // self.model.page_size)
 
-    def fit(self, pool: PagePool, holders: Sequence[Need], lengths: Sequence[int]) -> None:
+    def fit(self, pool: PagePool, holders: Callable[[], Sequence[Need]], running: Collection[Sample]) -> None:
         self._drop_freed()
+        lengths = [len(sequence.tokens) for sequence in running]
         loads, tokens = self._loads(lengths), pool.held * self.model.page_size
         wanted = self._wanted(loads, tokens)
         most = most_tokens(self.model, self.rules.limit, loads, wanted) // self.model.page_size
@@ -144,16 +149,16 @@ class Placement(SingleTier):
         self._drop_freed()
         self._forget_memory(pool, most, max(lengths, default=0))
         while self._slow < wanted:
-            self._lower(pool, holders)
+            self._lower(pool, holders())
         while self._slow > wanted:
-            self._lift(pool, holders)
-        for need in holders:
-            self._touched[need.pages] = True
+            self._lift(pool, holders())
         self._plan = plan(self.model, self.rules.limit, loads, self._slow, tokens=tokens)
 
+    def took(self, page: int) -> None:
+        self._touched[page] = True
+
     def freed(self, page: int) -> None:
-        """A page is nobody's; its blocks are dropped with the next step."""
-        self._freed.append(page)
+        self._freed.append(page)  # its blocks are dropped with the next step
 
     def _wanted(self, loads: Sequence[Load], tokens: int) -> int:
         """The number of slow layers for the coming step."""
@@ -233,12 +238,12 @@ class Placement(SingleTier):
 
     # ---- steps
 
-    def passes(self, needs: Sequence[Need]) -> tuple[Pass, ...]:
-        self._where[:] = -1
-        self._fresh = {}
+    def passes(self, ask: Callable[[], Sequence[Need]]) -> tuple[Pass, ...]:
         self._steps, self._exposed = [], self.mover.account.exposed_seconds
         if not self._slow:
             return ()
+        self._where[:] = -1
+        self._fresh, needs = {}, ask()
         room = max(self.offload.staged(need) for need in needs)
         made, first, row, staged = [], 0, 0, 0
         for last, need in enumerate([*needs, None]):
@@ -260,6 +265,10 @@ class Placement(SingleTier):
         self._exposed = self.mover.account.exposed_seconds - self._exposed
         self._lost += len(lost)
         return lost
+
+    def excuse(self) -> str:
+        trouble = self.pages.trouble
+        return f"KV of this request was lost in the slow tier: {trouble or 'what came back was not what was written'}"
 
     def commit(self, run: Run, kept: Int32) -> None:
         if not self._slow:
@@ -300,8 +309,7 @@ class Placement(SingleTier):
         self.offload.put(Need(run.sequence_id, run.pages, run.start, 0, None), sources, slots)
         self._where[:] = -1
         self._where[run.slots] = slots
-        self._fresh = dict(enumerate(kept))
-        self._touched[run.pages] = True
+        self._fresh = dict(enumerate(kept))  # until the next step
 
     def _read_keys(self, layer: int, slots: Int32, rows: Float32) -> None:
         """Keys of a slow layer: of what was just committed or put back, else of full pages in the tier."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from outrider.memory.place.step import Need, Step
@@ -10,6 +10,7 @@ from outrider.memory.planner import MemoryPlan
 from outrider.memory.pool import PagePool
 from outrider.memory.report import TierReport
 from outrider.models.spec import KVCache
+from outrider.sequence import Sequence as Sample
 from outrider.types import Int32, Traffic
 
 
@@ -36,21 +37,36 @@ class SingleTier:
     def __init__(self, cache: KVCache) -> None:
         self._cache = cache
 
-    def room(self, pool: PagePool, lengths: Sequence[int]) -> int:
-        """Pages that may be held while sequences of these lengths (tokens) run."""
+    def room(self, pool: PagePool, running: Collection[Sample]) -> int:
+        """Pages that may be held while these sequences run."""
         return pool.num_pages
 
-    def fit(self, pool: PagePool, holders: Sequence[Need], lengths: Sequence[int]) -> None:
-        """Before a step, its pages reserved: move layers so that everything has its place. CapacityError where the
-        slow tier cannot take them."""
+    @property
+    def slow_layers(self) -> int:
+        """Layers whose KV is in the slow tier now."""
+        return 0
 
-    def passes(self, needs: Sequence[Need]) -> tuple[Pass, ...]:
-        """The forward passes of a step; empty: one, in which all KV is resident."""
+    def took(self, page: int) -> None:
+        """A page was handed out."""
+
+    def freed(self, page: int) -> None:
+        """A page is nobody's any more."""
+
+    def fit(self, pool: PagePool, holders: Callable[[], Sequence[Need]], running: Collection[Sample]) -> None:
+        """Before a step, its pages reserved: move layers so that everything has its place. holders: what everybody
+        has, should it be asked for. CapacityError where the slow tier cannot take a layer."""
+
+    def passes(self, needs: Callable[[], Sequence[Need]]) -> tuple[Pass, ...]:
+        """The forward passes of a step that needs this; empty: one, in which all KV is resident."""
         return ()
 
     def finish(self) -> frozenset[int]:
         """The step's passes are over: sequences whose KV could not be read, and whose rows mean nothing."""
         return frozenset()
+
+    def excuse(self) -> str:
+        """Why KV keeps getting lost, and what to do about it."""
+        return "KV was lost"
 
     def commit(self, run: Run, kept: Int32) -> None:
         """Rows `kept` (offsets in the pass) of a sequence became the entries of a run."""

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from outrider.memory.place import Layout, Need, Offload, Rows
+from outrider.memory.place import Layout, Need, Offload, PageMover, Rows, Staging
+from outrider.memory.place.arena import Arena, shapes_of
 from outrider.memory.tiers import HostTier, make_codec
 
 HEADS, PAGE, DIM, LAYERS = 2, 4, 8, 4
@@ -50,6 +51,10 @@ class Life:
     def table(self):
         return np.array(self.pages, np.int32)
 
+    def slots(self, start, stop):
+        entries = np.arange(start, stop)
+        return (self.table()[entries // PAGE] * PAGE + entries % PAGE).astype(np.int32)
+
     def known(self, layer):
         return self.truth[layer, : self.length]
 
@@ -59,18 +64,22 @@ class World:
 
     def __init__(self, mover, tier=None, dtype="float32", num_pages=60, sequences=3, capacity=20, block=6, seed=0):
         self.rng = np.random.default_rng(seed)
-        self.layout = Layout(HEADS, PAGE, num_pages, sequences, capacity, block)
+        self.layout = Layout(HEADS, PAGE, num_pages, sequences, capacity, block * sequences)
         codec = make_codec(dtype, dtype, raw_bytes(dtype), PAGE, DIM)
         self.tier = tier or HostTier(codec.stored_bytes, self.layout.tier_blocks(LAYERS))
         self.mover, self.dtype, self.row_bytes = mover, dtype, raw_bytes(dtype) // PAGE
-        self.offload = Offload(self.tier, mover, codec, self.layout, GROUPS, chunk=5)
+        pages, buffer = PageMover(self.tier, mover, codec, self.layout, chunk=5), self.layout.buffer_pages
+        self.arena = Arena(shapes_of(planes(1, dtype)), LAYERS * buffer + 2 * num_pages)
+        staging = Staging(self.arena, LAYERS, buffer, num_pages)
+        self.offload = Offload(pages, mover, self.layout, GROUPS, staging)
         self.buffers, self.lives = {}, {}
+        self.staged = 0
         self.free, self.holders = list(range(num_pages))[::-1], {}
         self.checked = self.moved_pages = 0
 
     # ---- pages, as a page table would count them
 
-    def take(self, life, count):
+    def claim(self, life, count):
         for _ in range(count):
             page = self.free.pop()
             self.holders[page] = 1
@@ -92,34 +101,47 @@ class World:
     # ---- what can happen
 
     def lower(self, layer):
-        """A layer goes down, with the KV of every living sequence."""
-        self.buffers[layer] = planes(self.layout.buffer_pages, self.dtype)
-        self.offload.add_layer(layer, Rows(self.buffers[layer]))
+        """A layer goes down, with the KV of every living sequence; nothing of its planes is needed afterwards."""
+        self.buffers[layer] = self.arena.planes(layer * self.layout.buffer_pages, self.layout.buffer_pages)
+        source = planes(self.layout.num_pages, self.dtype)
         for life in self.lives.values():
-            self.absorb(life, layer)
+            paint(source, life.slots(0, life.length), life.known(layer))
+        self.offload.lower(layer, Rows(self.buffers[layer]), Rows(source), self.in_use(), self.residents())
+        for plane in source:
+            plane[:] = 0
 
     def lift(self, layer):
         """A layer comes back: everything arrives unharmed."""
+        target = planes(self.layout.num_pages, self.dtype)
+        lost = self.offload.lift(layer, Rows(target), self.in_use(), self.residents())
         for life in self.lives.values():
-            self.stage(life, layer)
-        self.mover.drain()
-        self.offload.remove_layer(layer, np.array(sorted(self.full_pages()), np.int32))
+            if not lost & set(life.pages):
+                assert (rows_of(target, life.slots(0, life.length)) == life.known(layer)).all()
         del self.buffers[layer]
+        return lost
 
-    def absorb(self, life, layer, start=0):
-        source = planes(-(-max(1, life.length) // PAGE), self.dtype)
-        slots = np.arange(life.length, dtype=np.int32)
-        paint(source, slots, life.known(layer))
-        self.offload.absorb(life.number, life.table(), layer, Rows(source), slots, start)
+    def in_use(self):
+        return np.array(sorted(self.full_pages()), np.int32)
 
-    def stage(self, life, layer):
-        """All entries of a layer arrive in other planes, in a shuffled order of pages."""
-        pages = -(-max(1, life.length) // PAGE)
-        target, order = planes(pages, self.dtype), self.rng.permutation(pages)
-        entries = np.arange(life.length)
-        slots = (order[entries // PAGE] * PAGE + entries % PAGE).astype(np.int32)
-        self.mover.wait(self.offload.stage(life.number, life.table(), layer, Rows(target), slots))
-        assert (rows_of(target, slots) == life.known(layer)).all()
+    def residents(self):
+        return [Need(life.number, life.table(), life.length, 0, None) for life in self.lives.values()]
+
+    def put(self, life, start=0):
+        """The entries from `start` on come from elsewhere, in all slow layers."""
+        count, first = life.length - start, start % PAGE
+        sources, slots = {}, np.arange(first, first + count, dtype=np.int32)
+        for layer in self.buffers:
+            source = planes(-(-max(1, first + count) // PAGE), self.dtype)
+            paint(source, slots, life.known(layer)[start:])
+            sources[layer] = Rows(source)
+        self.offload.put(Need(life.number, life.table(), start, 0, None), sources, slots)
+
+    def take(self, life, layer, start=0):
+        """The entries from a page's beginning on, as a preempted sequence takes them along."""
+        target = planes(-(-max(1, life.length - start) // PAGE), self.dtype)
+        assert not self.offload.take(Need(life.number, life.table(), start, 0, None), layer, Rows(target))
+        found = rows_of(target, np.arange(life.length - start))
+        assert (found == life.known(layer)[start:]).all()
 
     def random_rows(self, count):
         """Bytes of rows that nobody has seen before; as floats they may be anything."""
@@ -135,12 +157,11 @@ class World:
                 self.holders[page] += 1
                 life.pages.append(page)
             life.truth[:, :shared] = parent.truth[:, :shared]
-        self.take(life, -(-length // PAGE) - len(life.pages))
+        self.claim(life, -(-length // PAGE) - len(life.pages))
         for layer in range(LAYERS):
             life.truth[layer, shared:length] = self.random_rows(length - shared)
         life.length = length
-        for layer in self.buffers:
-            self.absorb(life, layer, shared)
+        self.put(life, shared)
         return life
 
     def choose(self, life, budget):
@@ -156,20 +177,25 @@ class World:
                 rows[group, head] = np.sort([*ends, *picked])
         return rows
 
-    def step(self, lives, budget=14, block=3, kept=None):
-        """One pass over some sequences, every byte checked before `attention`; returns the sequences that failed."""
+    def step(self, lives, budget=14, block=3, kept=None, whole=()):
+        """One pass over some sequences, every byte checked before `attention`; returns the sequences that failed.
+
+        whole: numbers of sequences that read everything.
+        """
         needs = []
         for life in lives:
-            self.take(life, max(0, -(-(life.length + block) // PAGE) - len(life.pages)))
-            needs.append(Need(life.number, life.table(), block, self.choose(life, budget)))
+            self.claim(life, max(0, -(-(life.length + block) // PAGE) - len(life.pages)))
+            chosen = None if life.number in whole else self.choose(life, budget)
+            needs.append(Need(life.number, life.table(), life.length, block, chosen))
         step = self.offload.prepare(needs)
         failed = frozenset()
         written = {(life.number, layer): self.random_rows(block) for life in lives for layer in range(LAYERS)}
         for layer in self.offload.layers:
             failed = step.wait(layer)
-            self.check(step.view, needs, lives, layer, failed)
+            view = [view for view in step.views if view.first <= layer][-1]
+            self.check(view, needs, lives, layer, failed)
             for s, life in enumerate(lives):  # the pass writes its rows
-                paint(self.buffers[layer], step.view.slots[s * block :][:block], written[life.number, layer])
+                paint(self.buffers[layer], view.slots[s * block :][:block], written[life.number, layer])
         failed = step.finish()
         for life in lives:
             if life.number not in failed:
@@ -184,10 +210,14 @@ class World:
                 if life.number in failed:
                     continue
                 entries = np.arange(life.length) if need.entries is None else need.entries[group, head]
-                assert view.counts[group, s, head] == len(entries)
                 rows = view.entries[group, s, head, : len(entries)]
+                if view.counts[group, s, head] < 0:
+                    rows, self.staged = entries, self.staged + 1
+                else:
+                    assert view.counts[group, s, head] == len(entries)
                 slots = view.pages[s, rows // PAGE] * PAGE + rows % PAGE
-                found = rows_of(self.buffers[layer], slots, head)
+                whole = self.arena.planes(layer * self.layout.buffer_pages, 1 << 20)  # pages count from the buffer
+                found = rows_of(whole, slots, head)
                 assert (found == life.known(layer)[entries, head]).all()
                 self.checked += len(entries)
 
@@ -212,4 +242,4 @@ class World:
         """Blocks of full pages: resident + slow + in flight = total."""
         pages = len(self.full_pages())
         resident = (LAYERS - len(self.buffers)) * pages * HEADS
-        return resident + self.tier.held + self.offload.in_flight, LAYERS * pages * HEADS
+        return resident + self.tier.held + self.offload.pages.in_flight, LAYERS * pages * HEADS

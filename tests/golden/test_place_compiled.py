@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from faults import LazyTransfer, ShuffledTransfer
-from outrider.memory.place import Layout, Need, Offload, Rows
+from outrider.memory.place import Layout, Need, Offload, PageMover, Rows
 from outrider.memory.select import Chooser, PageSelector, PageSummaries, Sticky, View, float_rows, group_layers
 from outrider.memory.tiers import DiskTier, make_codec
 from outrider.models.compiled import CompiledDecoder
@@ -96,20 +96,19 @@ class Run:
     def _lower(self, tier):
         kind = self.cache.dtype
         codec = make_codec(kind, kind, Rows(planes(self.cache, 0)).raw_bytes, PAGE, 16)
-        layout = Layout(2, PAGE, NUM_PAGES, 2, BUDGET + 3, 1)
-        self.offload = Offload(tier(codec.stored_bytes, layout.tier_blocks(4)), self.mover, codec, layout, GROUPS)
+        layout = Layout(2, PAGE, NUM_PAGES, 2, BUDGET + 3, 2)
+        pages = PageMover(tier(codec.stored_bytes, layout.tier_blocks(4)), self.mover, codec, layout, chunk=256)
+        self.offload = Offload(pages, self.mover, layout, GROUPS)
         buffers = self.decoder.new_cache(layout.buffer_pages, PAGE)
+        lengths = [len(tokens) - 1 for tokens in self.tokens]
+        holders = [Need(s, self.tables[s], lengths[s], 0, None) for s in range(2)]
+        full = np.concatenate([table[: length // PAGE] for table, length in zip(self.tables, lengths, strict=True)])
         for layer in SLOW:
-            self.offload.add_layer(layer, Rows(planes(buffers, layer)))
-            for s in range(2):
-                length = len(self.tokens[s]) - 1
-                self.offload.absorb(
-                    s, self.tables[s], layer, Rows(planes(self.cache, layer)), self.slots(s, 0, length), 0
-                )
-            for name in ("keys", "values", "key_scales", "value_scales"):
-                getattr(self.cache, name)[layer][:] = 0  # nothing is left behind
-                getattr(self.cache, name)[layer] = getattr(buffers, name)[layer]
-                self.cache.table[name][layer] = buffers.table[name][layer]
+            source = planes(self.cache, layer)
+            self.offload.lower(layer, Rows(planes(buffers, layer)), Rows(source), full, holders)
+            for plane in source:
+                plane[:] = 0  # nothing is left behind
+            self.cache.hold(layer, planes(buffers, layer))
 
     def step(self, rng):
         lengths = [len(tokens) - 1 for tokens in self.tokens]
@@ -122,9 +121,9 @@ class Run:
                       np.array([0, 1], np.int32), selection=self.chooser.join(entries))  # fmt: skip
         slow_slots, hook = slots, None
         if self.offload is not None:
-            needs = [Need(s, self.tables[s], 1, entries[s]) for s in range(2)]
+            needs = [Need(s, self.tables[s], lengths[s], 1, entries[s]) for s in range(2)]
             step = self.offload.prepare(needs)
-            slow_slots, hook, batch = step.view.slots, step.wait, replace(batch, slow=step.view)
+            slow_slots, hook, batch = step.view.slots, step.wait, replace(batch, slow=step.views)
         result = self.decoder.forward(batch, self.cache, hook)
         if self.offload is not None:
             assert not step.finish()

@@ -20,7 +20,7 @@ class Player:
     def play(self):
         world, lives = self.world, list(self.world.lives.values())
         moves = [("start", 2 * (len(lives) < 3)), ("step", 12 * bool(lives)), ("end", 1.2 * bool(lives)),
-                 ("lower", 0.4), ("lift", 0.4), ("stage", 0.5 * bool(lives))]  # fmt: skip
+                 ("lower", 0.4), ("lift", 0.4), ("take", 0.5 * bool(lives))]  # fmt: skip
         weights = np.array([weight for _, weight in moves])
         name = moves[self.rng.choice(len(moves), p=weights / weights.sum())][0]
         if name == "start" and len(world.free) > 20:
@@ -33,15 +33,17 @@ class Player:
                 world.end(life.number)
             some = [life for life in some if life.number in world.lives]
             if some and len(world.free) > 6:
-                world.step(some, budget=int(self.rng.integers(6, 15)), block=int(self.rng.integers(1, 7)))
+                whole = [life.number for life in some if self.rng.random() < 0.2]
+                world.step(some, int(self.rng.integers(6, 15)), int(self.rng.integers(1, 7)), whole=whole)
         elif name == "end":
             world.end(lives[self.rng.integers(len(lives))].number)
         elif name == "lower" and len(world.buffers) < LAYERS:
             world.lower(LAYERS - 1 - len(world.buffers))
         elif name == "lift" and world.buffers:
             world.lift(min(world.buffers))
-        elif name == "stage" and world.buffers:
-            world.stage(lives[self.rng.integers(len(lives))], max(world.buffers))
+        elif name == "take" and world.buffers:
+            life = lives[self.rng.integers(len(lives))]
+            world.take(life, max(world.buffers), int(self.rng.integers(life.length // 4 + 1)) * 4)
         else:
             name = "nothing"
         self.counts[name] = self.counts.get(name, 0) + 1
@@ -49,7 +51,7 @@ class Player:
 
 def settled(world):
     world.mover.drain()
-    assert world.offload.in_flight == 0
+    assert world.offload.pages.in_flight == 0
     found, total = world.balance()
     assert found == total
     pages = sum(world.holders.values())
@@ -72,8 +74,9 @@ def test_random_operations(kind, operations, tmp_path):
         if number % 50 == 0:
             settled(world)
     settled(world)
-    done = [player.counts.get(name, 0) for name in ("start", "step", "end", "lower", "lift", "stage")]
+    done = [player.counts.get(name, 0) for name in ("start", "step", "end", "lower", "lift", "take")]
     assert min(done) >= operations // 300
+    assert world.staged > operations // 10
     assert world.checked > 5 * operations
     assert world.mover.account.failures == 0
     if kind == "shuffled":

@@ -87,7 +87,7 @@ def test_selected_entries_are_bitwise_what_was_written(mover, dtype):
     assert world.checked > 1000
     for layer in (1, 2, 3):
         for life in lives:
-            world.stage(life, layer)
+            world.take(life, layer)
     assert mover.account.loads > 0
     assert mover.account.stores > 0
 
@@ -97,10 +97,10 @@ def test_a_selection_that_stays_moves_nothing():
     world.lower(3)
     life = world.start(0, 40)
     entries = world.choose(life, 14)
-    world.offload.prepare([Need(0, life.table(), 1, entries)]).finish()
+    world.offload.prepare([Need(0, life.table(), 40, 1, entries)]).finish()
     moved = world.mover.account.loaded_bytes
     assert moved > 0
-    again = world.offload.prepare([Need(0, life.table(), 1, entries)])
+    again = world.offload.prepare([Need(0, life.table(), 40, 1, entries)])
     again.finish()
     assert world.mover.account.loaded_bytes == moved
 
@@ -112,7 +112,8 @@ def test_a_shared_block_is_read_once():
     child = world.start(1, 26, parent)
     entries = np.broadcast_to(np.array([0, 4, 5, *range(20, 24)], np.int32), (2, HEADS, 7))
     later = np.broadcast_to(np.array([0, 4, 5, 20, *range(22, 26)], np.int32), (2, HEADS, 8))
-    needs = [Need(0, parent.table(), 1, entries), Need(1, child.table(), 1, later)]
+    needs = [Need(0, parent.table(), 24, 1, entries), Need(1, child.table(), 26, 1, later)]
+    world.offload.elastic = False
     world.offload.prepare(needs).finish()
     blocks = world.mover.account.loaded_bytes // world.tier.block_bytes
     assert blocks == HEADS * 3  # pages 0, 1 and 5, each once per head
@@ -127,7 +128,7 @@ def test_rejected_rows_never_reach_the_tier():
         for _ in range(6):
             world.step([life], block=5, kept=np.arange(accepted, dtype=np.int32))
         world.mover.drain()
-        world.stage(life, 3)
+        world.take(life, 3)
         world.mover.close()
 
 
@@ -137,8 +138,37 @@ def test_a_trees_accepted_path_is_compacted():
     life = world.start(0, 11)
     for kept in ([0, 2, 5], [1], [0, 1, 2, 3, 4, 5], [3, 4]):
         world.step([life], block=6, kept=np.array(kept, np.int32))
-    world.stage(life, 2)
+    world.take(life, 2)
     assert life.length == 11 + 12
+
+
+@pytest.mark.parametrize("ahead", [None, 0, 1, 2])
+@pytest.mark.parametrize("elastic", [True, False])
+def test_what_is_read_whole_is_staged_layer_by_layer(mover, ahead, elastic):
+    """Beside sequences that read a selection, and whatever the look-ahead is."""
+    world = World(mover)
+    for layer in (3, 2, 1, 0):
+        world.lower(layer)
+    world.offload.ahead, world.offload.elastic = ahead, elastic
+    lives = [world.start(i, length) for i, length in enumerate((33, 45, 26))]
+    for whole in ((), (1,), (0, 2), (0, 1, 2), (), (2,)):
+        assert not world.step(lives, whole=whole)
+    assert world.staged == 7 * LAYERS * HEADS
+    assert not world.lift(0)
+    assert not world.step(lives, whole=(0,))
+
+
+def test_without_look_ahead_nothing_moves_early():
+    world = World(LazyTransfer())
+    for layer in (3, 2):
+        world.lower(layer)
+    life = world.start(0, 40)
+    world.offload.ahead = 0
+    world.mover.drain()
+    step = world.offload.prepare([Need(0, life.table(), 40, 1, world.choose(life, 14))])
+    assert not world.mover._queue
+    step.wait(2)
+    assert world.mover.account.loads == 1
 
 
 def test_layers_go_down_and_come_back_with_their_kv(mover):
@@ -168,7 +198,7 @@ def test_ended_sequences_leave_nothing():
             world.end(i)
     world.mover.drain()
     assert world.tier.held == 0
-    assert world.offload.in_flight == 0
+    assert world.offload.pages.in_flight == 0
     assert len(world.free) == 60
     world.mover.close()
 
@@ -180,8 +210,9 @@ def test_too_many_sequences_and_too_large_passes_are_refused():
         world.start(i, 5)
     with pytest.raises(CapacityError, match="max_num_seqs"):
         world.start(3, 5)
-    with pytest.raises(CapacityError, match="7 rows"):
-        world.step([world.lives[0]], block=7)
+    del world.lives[3]
+    with pytest.raises(CapacityError, match="21 rows"):
+        world.step([world.lives[0], world.lives[1], world.lives[2]], block=7)
 
 
 def test_a_window_smaller_than_a_page_is_refused_loudly():
@@ -189,10 +220,10 @@ def test_a_window_smaller_than_a_page_is_refused_loudly():
     world.lower(3)
     life = world.start(0, 19)
     gone = np.broadcast_to(np.array([0, 1, 18], np.int32), (2, HEADS, 3))
-    world.offload.prepare([Need(0, life.table(), 1, gone)]).finish()
+    world.offload.prepare([Need(0, life.table(), 19, 1, gone)]).finish()
     back = np.broadcast_to(np.array([0, 1, 17], np.int32), (2, HEADS, 3))
     with pytest.raises(CapacityError, match="set window to 4 or more"):
-        world.offload.prepare([Need(0, life.table(), 1, back)])
+        world.offload.prepare([Need(0, life.table(), 19, 1, back)])
 
 
 # ---- faults
@@ -207,6 +238,7 @@ def faulty(tmp_path):
     for i in range(3):
         world.start(i, 30)
     world.mover.drain()
+    world.offload.elastic = False  # what the beginning left in the buffers would hide what is lost
     yield world
     world.mover.close()
     tier.close()
@@ -227,8 +259,8 @@ def test_a_lost_request_is_recomputed_and_goes_on(faulty):
     lives = list(faulty.lives.values())
     faulty.tier.flip((2 * 60 + lives[0].pages[0]) * HEADS)
     assert faulty.step(lives) == {0}
-    for layer in (2, 3):
-        faulty.absorb(lives[0], layer)
+    faulty.offload.release(0)
+    faulty.put(lives[0])
     for _ in range(5):
         assert not faulty.step(lives)
 
@@ -249,7 +281,7 @@ def test_a_full_disk_ends_the_request_whose_pages_it_could_not_take(faulty):
     while not steps[-1]:
         steps.append(faulty.step(lives[:1]))
     assert steps[-1] == {0}
-    assert "No space left" in str(faulty.offload.trouble)
+    assert "No space left" in str(faulty.offload.pages.trouble)
     assert faulty.mover.account.failures > 0
     faulty.end(0)
     for _ in range(3):
@@ -262,6 +294,22 @@ def test_a_slow_disk_is_only_slow(faulty):
     for _ in range(3):
         assert not faulty.step(lives)
     assert faulty.mover.account.exposed_seconds > 0.01
+
+
+def test_a_layer_that_the_disk_has_no_room_for_stays(faulty):
+    faulty.tier.full_after = 0
+    held = faulty.tier.held
+    with pytest.raises(CapacityError, match="No space left"):
+        faulty.lower(1)
+    faulty.mover.drain()
+    assert faulty.offload.layers == (2, 3)
+    assert faulty.tier.held == held
+
+
+def test_a_layer_comes_back_without_what_is_lost(faulty):
+    lives = list(faulty.lives.values())
+    faulty.tier.flip((2 * 60 + lives[0].pages[0]) * HEADS)
+    assert faulty.lift(2) == {lives[0].pages[0]}
 
 
 def test_short_reads_and_writes_change_nothing(faulty):

@@ -53,10 +53,11 @@ class _Kept(NamedTuple):
     rows: Any
 
 
-class _Done(NamedTuple):
+@dataclass(frozen=True)
+class _Done:
     """One sequence's part of a step that is being committed."""
 
-    index: int  # in the plan
+    place: int  # in the plan
     work: Work
     draft: Draft
     verdict: Verdict
@@ -265,7 +266,7 @@ class KVMemory:
         for done in steps:
             sequence, start = done.work.sequence, done.start
             slots = self._table(sequence).slots(start, sequence.computed - start)
-            queries = seen.queries(done.index, done.verdict.accepted) if seen else None
+            queries = seen.queries(done.place, done.verdict.accepted) if seen else None
             yield Span(sequence, start, slots, queries)
 
     def _needs(self) -> list[Need]:

@@ -161,9 +161,7 @@ class Decoder(Protocol):
         """Give the queries of other layers from the next pass on. ConfigError where there is no such layer."""
         ...
 
-    def forward(
-        self, batch: Batch, cache: KVCache, before_layer: Callable[[int], object] | None = None
-    ) -> Result:
+    def forward(self, batch: Batch, cache: KVCache, before_layer: Callable[[int], object] | None = None) -> Result:
         """Write the rows' K and V and return the best tokens, logits and features that the batch asks for.
 
         `before_layer(l)` is called ahead of every slow layer. RequestError where the decoder knows no slow layers.

@@ -48,7 +48,9 @@ def buffer_capacity(context: ContextConfig, page_size: int) -> int:
     return context.budget if context.mode in ("sparse", "bounded") else page_size
 
 
-def footprint_of(context: ContextConfig, engine: EngineConfig, layers: int, token_bytes: int, selector: int) -> Footprint:
+def footprint_of(
+    context: ContextConfig, engine: EngineConfig, layers: int, token_bytes: int, selector: int
+) -> Footprint:
     """Memory of KV alone. token_bytes: of K and V in all layers; selector: of a token."""
     return Footprint(
         weight_bytes=0,

@@ -94,7 +94,9 @@ class Offload:
             state = self._state(need)
             entries, rows = self._tail(state), self._tail_slots(state, layer)
             slots = need.pages[entries // self.layout.page_size] * self.layout.page_size
-            buffer.copy(source, rows[0], np.tile(slots + entries % self.layout.page_size, self.layout.kv_heads), rows[1])
+            buffer.copy(
+                source, rows[0], np.tile(slots + entries % self.layout.page_size, self.layout.kv_heads), rows[1]
+            )
             self._refill(need, state, layer)
 
     def lift(self, layer: int, target: Rows, pages: Int32, holders: Sequence[Need]) -> set[int]:
@@ -128,16 +130,17 @@ class Offload:
         """
         if not self._buffers:
             return NOTHING_SLOW
-        if first + sum(need.block for need in needs) > self.layout.block:
-            rows = first + sum(need.block for need in needs)
-            raise CapacityError(f"a pass of {rows} rows for buffers made for {self.layout.block}")
+        last = first + sum(need.block for need in needs)
+        if last > self.layout.block:
+            raise CapacityError(f"a pass of {last} rows for buffers made for {self.layout.block}")
         states = [self._state(need) for need in needs]
         for need, state in zip(needs, states, strict=True):
             state.first, first = first, first + need.block
         failed = self._lost & {need.sequence_id for need in needs}
         self._lost -= failed
         rows, jobs = self._settle(needs, states, failed)
-        views, staged = self._view(needs, states, rows), {}
+        views = self._view(needs, states, rows)
+        staged: dict[int, Job] = {}
         if any(self.staged(need) for need in needs):
             views, staged = self._stage(needs, states, views, failed)
         near = 1 if self.ahead is None else min(1, self.ahead)
@@ -292,9 +295,7 @@ class Offload:
         blocks = [self.pages.blocks(layer, part[0].pages[: len(part[1])]) for part in parts]
         return Job(np.concatenate(blocks), run)
 
-    def _extend(
-        self, state: Resident, pages: Int32, sources: Mapping[int, Rows | None], slots: Int32
-    ) -> None:
+    def _extend(self, state: Resident, pages: Int32, sources: Mapping[int, Rows | None], slots: Int32) -> None:
         """The next entries lie at `slots` of the sources (None: the layer's own buffer): write full pages, keep the
         latest entries in the buffer."""
         size, heads, count = self.layout.page_size, self.layout.kv_heads, len(slots)
@@ -310,7 +311,10 @@ class Offload:
         entries = np.arange(start, stop, dtype=np.int32)[-self.layout.capacity :]
         rows = [self._base(state) + elastic.append(entries).reshape(-1) for elastic in state.groups]
         state.peak = max(state.peak, *(elastic.entries.shape[1] for elastic in state.groups))
-        which, places = np.repeat(np.arange(heads, dtype=np.int32), len(entries)), np.tile(slots[-len(entries) :], heads)
+        which, places = (
+            np.repeat(np.arange(heads, dtype=np.int32), len(entries)),
+            np.tile(slots[-len(entries) :], heads),
+        )
         for layer, source in sources.items() if len(entries) else ():
             target = self._buffers[layer]
             target.copy(source or target, which, places, rows[self._groups[layer]].astype(np.int32))

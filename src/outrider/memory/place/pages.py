@@ -72,7 +72,7 @@ class PageMover:
         return lost
 
     def load_rows(self, target: Rows, loads: Loads, blocks: Blocks, failed: set[int]) -> int:
-        """Read blocks and put their wanted rows in place; returns bytes. What is lost costs only those who wanted it."""
+        """Read blocks, put their wanted rows in place; returns bytes. Lost ones cost only those who wanted them."""
         lost: set[int] = set()
         for start in range(0, len(blocks), self._chunk):
             part = slice(start, min(start + self._chunk, len(blocks)))

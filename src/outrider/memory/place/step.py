@@ -131,6 +131,4 @@ class Step:
 NOTHING_SLOW = Step((), (), set(), ())
 
 
-
-
 EVERYTHING = np.int32(-1)  # a count that says: read everything

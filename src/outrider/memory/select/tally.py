@@ -40,7 +40,8 @@ class Tally:
             known_entries=self._known,
             select_s=select_s,
             selector_bytes=selector_bytes,
-            **means,
+            captured=means["captured"],
+            overlap=means["overlap"],
         )
 
 

@@ -62,7 +62,7 @@ def byte_level_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def llama_tensors(seed: int = 0) -> dict[str, np.ndarray]:
+def llama_tensors(seed: int = 0, layers: int = LAYERS) -> dict[str, np.ndarray]:
     """Random tensors of LLAMA_CONFIG by their Hugging Face names."""
     random = np.random.default_rng(seed)
 
@@ -70,7 +70,7 @@ def llama_tensors(seed: int = 0) -> dict[str, np.ndarray]:
         return random.standard_normal(shape).astype(np.float32)
 
     tensors = {"model.embed_tokens.weight": normal(VOCABULARY, HIDDEN), "model.norm.weight": normal(HIDDEN)}
-    for i in range(LAYERS):
+    for i in range(layers):
         here = f"model.layers.{i}."
         tensors |= {
             f"{here}input_layernorm.weight": normal(HIDDEN),

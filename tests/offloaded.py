@@ -139,7 +139,8 @@ class World:
     def take(self, life, layer, start=0):
         """The entries from a page's beginning on, as a preempted sequence takes them along."""
         target = planes(-(-max(1, life.length - start) // PAGE), self.dtype)
-        assert not self.offload.take(Need(life.number, life.table(), start, 0, None), layer, Rows(target))
+        need = Need(life.number, life.table(), start, life.length - start, None)
+        assert not self.offload.take(need, layer, Rows(target))
         found = rows_of(target, np.arange(life.length - start))
         assert (found == life.known(layer)[start:]).all()
 

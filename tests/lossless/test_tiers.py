@@ -453,9 +453,9 @@ def test_a_full_disk_ends_requests_with_a_clear_error(faulty, resident) -> None:
 
 def test_a_full_disk_at_the_first_layer(faulty, resident, folder, tmp_path) -> None:
     """The layer that could not go down stays; the request that needed the room ends, the next ones are served."""
-    llm, disk = faulty({**mode("full"), "slow_layers": None})
+    llm, disk = faulty({**mode("full"), "slow_layers": None}, max_num_batched_tokens=16)
     with llm:
-        llm.set_context_config({**mode("full"), "kv_memory": need(folder, 110)})
+        llm.set_context_config({**mode("full"), "kv_memory": need(folder, 140)})
         disk.full_after = 0
         outputs = llm.generate([LONG[2], LONG[3]], GREEDY)
         assert outputs[0].outputs[0].token_ids == resident(mode("full"))[2]
@@ -476,6 +476,49 @@ def test_short_reads_and_slow_disks_change_nothing(faulty, resident, fault) -> N
         assert tiers(llm).failures == 0
         if fault == "slow":
             assert tiers(llm).exposed_s > 0.01
+
+
+# --- prompts that stay on disk ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layers", [0, 3])
+def test_a_restart_finds_kept_prompts(folder, resident, tmp_path, layers) -> None:
+    """K13, K18: with the same selections, in whatever tier they are put."""
+    context = slow(tmp_path, SPARSE, 3, keep_prompts=50)
+    with start(folder, context) as llm:
+        assert answers(llm) == resident(SPARSE)
+        assert llm.core.memory.prompts.written == 3
+    with start(folder, slow(tmp_path, SPARSE, layers, keep_prompts=50)) as llm:
+        outputs = llm.generate(LONG, GREEDY)
+        assert [output.outputs[0].token_ids for output in outputs] == resident(SPARSE)
+        assert [output.metrics.cached_tokens for output in outputs] == [88, 56, 0, 120]
+        assert llm.core.memory.prompts.found == 3
+        check(llm)
+        answers(llm)
+        assert llm.core.memory.prompts.found == 3, "the prefix cache has them"
+        assert llm.core.memory.prompts.written == 0
+    with start(folder, {**context, "keep_prompts": 8}, kv_cache_dtype="bfloat16") as llm:
+        answers(llm)
+        assert llm.core.memory.prompts.found == 0, "KV of another type is another prompt"
+
+
+def test_a_damaged_prompt_is_computed_again(folder, resident, tmp_path) -> None:
+    context = slow(tmp_path, SPARSE, keep_prompts=50)
+    with start(folder, context) as llm:
+        answers(llm)
+    files = sorted(tmp_path.glob("outrider-prefix-*"))
+    assert len(files) == 3
+    for number, path in enumerate(files):
+        data = bytearray(path.read_bytes())
+        data[-100] ^= 1
+        path.write_bytes(data if number else data[: len(data) // 2])
+    with start(folder, context) as llm:
+        assert answers(llm) == resident(SPARSE)
+        assert llm.core.memory.prompts.found == 0
+        assert llm.core.memory.prompts.written == 3
+    with start(folder, context) as llm:
+        assert answers(llm) == resident(SPARSE)
+        assert llm.core.memory.prompts.found == 3
 
 
 # --- what is told ----------------------------------------------------------------------------------------------------

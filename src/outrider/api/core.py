@@ -28,6 +28,7 @@ from outrider.drafters.registry import needed_taps
 from outrider.engine.engine import Engine
 from outrider.engine.pipelined import PipelinedEngine
 from outrider.errors import CapacityError, ConfigError, PromptTooLongError, RequestError, UnsupportedError
+from outrider.memory.keep import KeptPrompts, NoPrompts, fingerprint
 from outrider.memory.kv import KVMemory
 from outrider.memory.place import Placement, Shape
 from outrider.memory.place.build import check_tiers, make_place, rules_of, shape_of
@@ -110,7 +111,7 @@ class Core:
         cache = self.decoder.new_cache(self.resolved.num_pages, engine.page_size)
         reading = make_reading(self.resolved.context, self.spec, cache, engine.threads)
         self.place = make_place(self.resolved.context, cache, self._shape(self.resolved.context, reading))
-        self.memory = KVMemory(cache, engine.prefix_caching, reading, self.place)
+        self.memory = KVMemory(cache, engine.prefix_caching, reading, self.place, self._prompts(options.dtype))
         self.engine = self._engine(self.resolved.speculative)
         self._ids = itertools.count()
         self._seeds = np.random.default_rng(engine.seed)
@@ -154,6 +155,15 @@ class Core:
             self.place.rules = rules_of(context)
             self.place.arrange(self._shape(context, reading))
         return context
+
+    def _prompts(self, dtype: str) -> NoPrompts:
+        """Prompts that stay on disk, where that is asked for."""
+        context = self.resolved.context
+        if context.keep_prompts is None or context.kv_path is None:
+            return NoPrompts()
+        kind = getattr(self.decoder, "kv_dtype", None)
+        mark = fingerprint(self.spec, self.loaded.weights, dtype, kind, self.config.page_size)
+        return KeptPrompts(context.kv_path, mark, context.keep_prompts)
 
     def _shape(self, context: ContextConfig, reading: FullAttention | SparseAttention) -> Shape:
         """What the buffers of slow layers are made for."""

@@ -121,7 +121,7 @@ class LLM:
     def speculation_report(self) -> SpeculationReport:
         """What every drafter did so far, the draft lengths, the time spent on drafting, verifying and the rest, and
         what attention read (`context`)."""
-        return replace(self.core.speculator.report(), context=self.core.memory.reading.report())
+        return replace(self.core.speculator.report(), context=self.core.memory.report())
 
     def forward_seconds(self, rows: int, context: int = 128) -> float:
         """Median seconds of a forward pass of `rows` rows of one sequence behind `context` entries."""
@@ -138,7 +138,10 @@ class LLM:
         return {"model": self.core.loaded.name, "family": self.core.spec.family, **self.core.resolved.to_dict()}
 
     def memory_plan(self) -> dict[str, int]:
-        """What is where, in bytes: weights, the KV pool with what of it is in use, and what selection holds."""
+        """What is where, in bytes: weights, the KV pool with what of it is in use, and what selection holds.
+
+        With a slow tier also its layers, what is in it, and of fast memory the limit, the plan for now and the use.
+        """
         core = self.core
         used = core.memory.pool.held * core.memory.cache.page_size * core.decoder.kv_bytes_per_token()
         return {
@@ -146,6 +149,7 @@ class LLM:
             "kv_pool": core.resolved.kv_bytes,
             "kv_used": used,
             "selector": core.memory.reading.report().selector_bytes,
+            **core.place.describe(),
         }
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.types import Delta, Finish, Logprob, Reads
+from outrider.types import Delta, Finish, Logprob, Reads, Traffic
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Piece:
     cached_tokens: int = 0
     prompt_logprobs: tuple[Logprob | None, ...] | None = None
     reads: Reads | None = None
+    traffic: Traffic | None = None
 
 
 @dataclass
@@ -76,11 +77,18 @@ class ContextMetrics:
     full_steps: int = 0
     read_entries: int = 0  # committed entries read per KV head, over all steps
     known_entries: int = 0  # committed entries there were
+    loaded_bytes: int = 0  # from the slow tier, for this request
+    stored_bytes: int = 0
+    exposed_wait_s: float = 0.0  # its steps waited so long for the slow tier
     _captured: list[float] = field(default_factory=list, repr=False)
     _overlap: list[float] = field(default_factory=list, repr=False)
 
-    def add(self, reads: Reads | None) -> None:
+    def add(self, reads: Reads | None, traffic: Traffic | None = None) -> None:
         """Count one step."""
+        if traffic is not None:
+            self.loaded_bytes += traffic.loaded_bytes
+            self.stored_bytes += traffic.stored_bytes
+            self.exposed_wait_s += traffic.exposed_s
         if reads is None:
             return
         self.budget = reads.budget
@@ -103,15 +111,19 @@ class ContextMetrics:
 
     def line(self) -> str:
         """A few words for people."""
+        moved = []
+        if self.loaded_bytes or self.stored_bytes:
+            size, wait = (self.loaded_bytes + self.stored_bytes) / 1e6, 1e3 * self.exposed_wait_s
+            moved = [f"{size:.1f} MB moved between tiers, {wait:.0f} ms waited"]
         if self.budget is None:
-            return f"{self.mode} context"
+            return ", ".join([f"{self.mode} context", *moved])
         share = self.read_entries / self.known_entries if self.known_entries else 1.0
         parts = [f"{self.mode} context, budget {self.budget}: {share:.0%} read"]
         if self.captured_mass is not None:
             parts.append(f"about {self.captured_mass:.0%} of attention")
         if self.overlap is not None:
             parts.append(f"{self.overlap:.0%} kept from step to step")
-        return ", ".join(parts)
+        return ", ".join([*parts, *moved])
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -137,7 +149,7 @@ class RequestMetrics:
         if delta.finish is not None:
             self.finished_s = elapsed
         self.speculative.add(delta.drafted, delta.accepted)
-        self.context.add(delta.reads)
+        self.context.add(delta.reads, delta.traffic)
 
 
 @dataclass

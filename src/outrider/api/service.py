@@ -20,6 +20,7 @@ from outrider.api.core import Core, Options
 from outrider.api.outputs import Piece
 from outrider.api.text import TextStream
 from outrider.errors import CapacityError, RequestError
+from outrider.memory.report import TierReport
 from outrider.models.load import LoadedModel
 from outrider.sequence import Sequence as Sample
 from outrider.sequence import Status
@@ -38,6 +39,15 @@ class Ticket:
     streams: list[TextStream]
     sink: Sink
     open_samples: int
+
+
+def tier_stats(report: TierReport | None) -> dict[str, dict[str, float]]:
+    """What the slow tier did, for metrics; empty where there is none."""
+    if report is None:
+        return {}
+    names = {"loaded_bytes": report.loaded_bytes, "stored_bytes": report.stored_bytes}
+    times = {"exposed_wait_seconds": report.exposed_s, "busy_seconds": report.busy_s}
+    return {"disk": {**names, **times, "slow_layers": report.slow_layers}}
 
 
 class Service:
@@ -108,7 +118,9 @@ class Service:
             "prefix_cache_queries": memory.prefix_queries,
             "prefix_cache_hits": memory.prefix_hits,
             "speculation": asdict(core.speculator.report()),
-            "context": asdict(memory.reading.report()),
+            "context": asdict(memory.report()),
+            "memory": core.place.describe(),
+            "tiers": tier_stats(memory.place.report()),
         }
 
     def describe(self) -> dict[str, Any]:

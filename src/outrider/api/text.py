@@ -47,6 +47,7 @@ class TextStream:
             cached_tokens=delta.cached_tokens,
             prompt_logprobs=delta.prompt_logprobs,
             reads=delta.reads,
+            traffic=delta.traffic,
         )
 
     def _show(self, tokens: Sequence[int]) -> str:

@@ -33,7 +33,7 @@ class Record:
             self.cached_tokens = piece.cached_tokens
         self.tokens += len(piece.token_ids)
         self.speculative.add(piece.drafted, piece.accepted)
-        self.context.add(piece.reads)
+        self.context.add(piece.reads, piece.traffic)
         if piece.finish is not None:
             self.finish = piece.finish.reason
 

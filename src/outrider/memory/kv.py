@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from outrider.memory.keep import NoPrompts
 from outrider.memory.place.single import Pass, Run, SingleTier
 from outrider.memory.place.step import Need
 from outrider.memory.pool import PagePool
 from outrider.memory.reading import FullAttention, Reading, Span
+from outrider.memory.report import ContextReport
 from outrider.memory.table import PageTable
 from outrider.models.spec import KVCache
 from outrider.sequence import Plan, Sequence, Work
@@ -78,10 +81,12 @@ class KVMemory:
         prefix_caching: bool = True,
         reading: Reading | None = None,
         place: SingleTier | None = None,
+        prompts: NoPrompts | None = None,
     ) -> None:
         self.cache = cache
         self.reading: Reading = reading or FullAttention()
         self.place = place or SingleTier(cache)
+        self.prompts = prompts or NoPrompts()
         self.pool = PagePool(cache.num_pages)
         self.pool.on_take, self.pool.on_free = self.place.took, self.place.freed
         self.prefix_queries = 0  # tokens looked up
@@ -117,6 +122,7 @@ class KVMemory:
         if not self._prefix_caching or sequence.params.prompt_logprobs is not None:
             return
         sequence.computed = table.adopt(sequence.tokens[: self.due(sequence) + 1])
+        self._recall(sequence, table)
         self.reading.adopt(sequence)
         if not sequence.preemptions:
             sequence.cached_tokens = sequence.computed
@@ -162,6 +168,7 @@ class KVMemory:
     def release(self, sequence: Sequence) -> None:
         """A sequence ended: it holds nothing afterwards. Published pages stay findable."""
         self._kept.pop(sequence.id, None)
+        self._keep(sequence)
         self._release_pages(sequence)
         self.reading.forget(sequence)
 
@@ -215,6 +222,10 @@ class KVMemory:
             part = pages[start : start + PAGES_AT_ONCE]
             reading.rejoin(np.concatenate([np.arange(p * size, (p + 1) * size, dtype=np.int32) for p in part]))
 
+    def report(self) -> ContextReport:
+        """What was read, and what moved for it."""
+        return replace(self.reading.report(), tiers=self.place.report())
+
     def close(self) -> None:
         """Nothing is asked any more."""
         self.reading.close()
@@ -257,6 +268,33 @@ class KVMemory:
             sequence.computed += kept.entries
             self.reading.rejoin(run.slots)
             del self._kept[sequence.id]
+
+    def _recall(self, sequence: Sequence, table: PageTable) -> None:
+        """A prompt that an earlier start kept is there too, as far as it is longer and there are pages for it."""
+        size = self.cache.page_size
+        known = sequence.tokens[: (min(sequence.prompt_length, len(sequence.tokens) - 1)) // size * size]
+        found = self.prompts.find(known)
+        if found <= sequence.computed or table.missing(found) > self.pool.available:
+            return
+        planes = self.prompts.load(known[:found])
+        if planes is None:
+            return
+        table.reserve(found)
+        first = sequence.computed // size
+        run = self._run(sequence, sequence.computed, found - sequence.computed)
+        self.place.put(run, [[plane[first:] for plane in part] for part in planes])
+        sequence.computed = found
+        self.reading.rejoin(run.slots)
+        table.publish(known[:found])
+
+    def _keep(self, sequence: Sequence) -> None:
+        """What is whole of a prompt that was computed to its end stays on disk, where that is wanted."""
+        size = self.cache.page_size
+        wanted = (sequence.prompt_length - 1) // size * size  # the last token is computed anew, to say what follows
+        whole = min(wanted, sequence.computed, self.reading.whole(sequence))
+        if whole == wanted > 0:
+            run = partial(self._run, sequence, 0, whole)
+            self.prompts.keep(sequence.tokens[:whole], lambda: self.place.take(run()))
 
     def _run(self, sequence: Sequence, start: int, count: int) -> Run:
         table = self._table(sequence)

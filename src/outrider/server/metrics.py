@@ -120,11 +120,16 @@ def _tiers(now: Snapshot) -> Iterator[Metric]:
     """Traffic of the KV tiers; empty while everything is resident."""
     names = {"loaded_bytes": "Bytes read from a tier.", "stored_bytes": "Bytes written to a tier."}
     names["exposed_wait_seconds"] = "Time that attention waited for a tier."
+    names["busy_seconds"] = "Time that a tier's transfers took; what was not waited for was hidden."
     for name, text in names.items():
         family = CounterMetricFamily(f"{PREFIX}kv_tier_{name}", text, labels=("tier",))
         for tier, values in now.tiers.items():
             family.add_metric((tier,), values.get(name, 0))
         yield family
+    layers = GaugeMetricFamily(f"{PREFIX}kv_tier_layers", "Layers whose KV is in a tier now.", labels=("tier",))
+    for tier, values in now.tiers.items():
+        layers.add_metric((tier,), values.get("slow_layers", 0))
+    yield layers
 
 
 def _context(now: Snapshot) -> Iterator[Metric]:

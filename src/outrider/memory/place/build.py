@@ -27,6 +27,8 @@ def check_tiers(context: ContextConfig, spec: DecoderSpec, page_size: int) -> No
     """Refuse, by name, combinations that slow layers do not serve."""
     if context.kv_memory is not None and context.kv_path is None:
         raise ConfigError("context_config: kv_memory needs kv_path, a folder for the layers that do not fit", "kv_path")
+    if context.keep_prompts is not None and context.kv_path is None:
+        raise ConfigError("context_config: keep_prompts needs kv_path, the folder to keep them in", "kv_path")
     if context.kv_path is None:
         return
     if spec.sliding_window is not None:

@@ -159,14 +159,18 @@ class Offload:
             self._extend(self._state(need), need.pages, {layer: sources[layer] for layer in self._buffers}, slots)
 
     def take(self, need: Need, layer: int, target: Rows) -> set[int]:
-        """Copy pages need.start // page_size .. of a sequence's layer into `target`; returns lost pages."""
+        """Copy need.block entries of a sequence's layer, from need.start (a page's beginning) on, into `target`.
+
+        They are its latest ones, or end with a page. Returns lost pages.
+        """
         state, size = self._sequences[need.sequence_id], self.layout.page_size
-        first, last = need.start // size, state.length // size
+        first, last = need.start // size, (need.start + need.block) // size
         places = np.arange(max(0, last - first), dtype=np.int32)
         lost = self.pages.load_all(layer, target, need.pages[first:last], places)
-        entries, (heads, held) = self._tail(state), self._tail_slots(state, layer)
-        slots = np.tile(entries - first * size, self.layout.kv_heads)
-        target.copy(self._buffers[layer], heads, held, slots.astype(np.int32))
+        if (need.start + need.block) % size:
+            entries, (heads, held) = self._tail(state), self._tail_slots(state, layer)
+            slots = np.tile(entries - first * size, self.layout.kv_heads)
+            target.copy(self._buffers[layer], heads, held, slots.astype(np.int32))
         return lost
 
     def pass_slots(self, rows: Int32) -> Int32:

@@ -152,7 +152,8 @@ class Placement(SingleTier):
             self._lower(pool, holders())
         while self._slow > wanted:
             self._lift(pool, holders())
-        self._plan = plan(self.model, self.rules.limit, loads, self._slow, tokens=tokens)
+        touched = int(self._touched.sum()) * self.model.page_size  # cached pages live in what is left over
+        self._plan = plan(self.model, self.rules.limit, loads, self._slow, tokens=touched)
 
     def took(self, page: int) -> None:
         self._touched[page] = True
@@ -287,7 +288,7 @@ class Placement(SingleTier):
         base = run.start // size * size
         pages = -(-(run.start - base + len(run.slots)) // size)
         kept = [[np.zeros((pages, *plane.shape[1:]), plane.dtype) for plane in planes] for planes in self._planes]
-        need = Need(run.sequence_id, run.pages, base, 0, None)
+        need = Need(run.sequence_id, run.pages, base, run.start - base + len(run.slots), None)
         target = np.tile(np.arange(len(run.slots), dtype=np.int32) + (run.start - base), self.pages.heads)
         heads = np.repeat(np.arange(self.pages.heads, dtype=np.int32), len(run.slots))
         lost: set[int] = set()
@@ -371,6 +372,16 @@ class Placement(SingleTier):
         selector = int(self._touched.sum()) * self.model.page_size * self.model.selector_bytes
         rows = self.offload.rows + self._rows if self._slow else 0
         return resident + selector + self._slow * rows * self.model.kv_bytes + self._staging.used * self._page_bytes
+
+    def describe(self) -> dict[str, int]:
+        return {
+            "layers": self._layers,
+            "slow_layers": self._slow,
+            "kv_limit": self.rules.limit,
+            "kv_planned": 0 if self._plan is None else self._plan.fast_bytes,
+            "kv_fast": self.used(),
+            "kv_slow": self.tier.held * self.tier.block_bytes,
+        }
 
     def close(self) -> None:
         self.mover.close()

@@ -98,5 +98,9 @@ class SingleTier:
         """Bytes of KV memory that were touched, where they are counted."""
         return 0
 
+    def describe(self) -> dict[str, int]:
+        """What is where between the tiers, in bytes; nothing to say where there is one."""
+        return {}
+
     def close(self) -> None:
         """Give the slow tier back."""

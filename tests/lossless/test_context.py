@@ -300,8 +300,6 @@ def test_full_mode_holds_and_asks_nothing(folder) -> None:
         ({"mode": "sparse", "budget": 6}, "use 69 or more"),
         ({**SPARSE, "budget": 6}, "use 7 or more"),
         ({"budget": 0}, "budget = 0 is refused"),
-        ({**SPARSE, "kv_path": "/nowhere"}, "kv_path is refused"),
-        ({**SPARSE, "kv_memory": 1 << 20}, "kv_memory is refused"),
         ({**SPARSE, "selector": "head"}, "does not select by a retrieval head"),
         ({**SPARSE, "selector": "./some/head"}, "does not select by a retrieval head"),
         ({**SPARSE, "selector": "page"}, "did you mean 'pages'"),

@@ -210,6 +210,8 @@ class ScriptedDecoder:
 class GreedyChooser:
     """Chooses the best token; ties go to the lowest id."""
 
+    plain = True
+
     def pick(self, logits: Float32, output: Sequence[int]) -> int:
         return int(np.argmax(logits))
 

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from outrider.memory.look import Gain
 from outrider.memory.pool import PagePool
-from outrider.memory.reading import FullAttention, Reading, Span
+from outrider.memory.reading import FullAttention, Reading
 from outrider.memory.table import PageTable
 from outrider.models.spec import KVCache
 from outrider.sequence import Plan, Sequence, Work
@@ -41,6 +42,10 @@ class Seen(Protocol):
         """Queries [taps, heads, head_dim] of the last row that the index-th sequence of the plan keeps."""
         ...
 
+    def features(self, index: int, accepted: SequenceOf[int]) -> Float32 | None:
+        """States [taps, entries, hidden] of the rows that the index-th sequence of the plan keeps."""
+        ...
+
 
 class _Kept(NamedTuple):
     """What a preempted sequence takes along: its entries from `start` on, which no recomputation would give again."""
@@ -48,6 +53,7 @@ class _Kept(NamedTuple):
     start: int
     entries: int
     rows: Any
+    held: Any  # by the reading
 
 
 class KVMemory:
@@ -107,7 +113,7 @@ class KVMemory:
         starts = [work.sequence.computed for work in plan.works]
         for work, draft, verdict in zip(plan.works, drafts, verdicts, strict=True):
             self._commit(work, draft, verdict)
-        self.reading.observe(self._spans(plan, verdicts, starts, seen))
+        self.reading.observe(self._gains(plan, drafts, verdicts, starts, seen))
         for work, draft, verdict, start in zip(plan.works, drafts, verdicts, starts, strict=True):
             self._publish(work, draft, verdict, start)
             self._rejoin(work.sequence)
@@ -126,7 +132,8 @@ class KVMemory:
         whole, computed = self.reading.whole(sequence), sequence.computed
         if computed > whole:
             slots = self._table(sequence).slots(whole, computed - whole)
-            self._kept[sequence.id] = _Kept(whole, computed - whole, self.cache.take(slots))
+            held = self.reading.take(sequence, slots)
+            self._kept[sequence.id] = _Kept(whole, computed - whole, self.cache.take(slots), held)
         self._release_pages(sequence)
         sequence.computed = 0
 
@@ -146,10 +153,15 @@ class KVMemory:
         return table
 
     def reread(self, reading: Reading) -> None:
-        """Read in another way from now on, while nobody runs. Published pages stay; the new reading is shown them."""
+        """Read in another way from now on, while nobody runs. Published pages stay; the new reading is shown them.
+
+        One that rests on the target's states cannot be shown what was computed before: then they go.
+        """
         assert not self._tables, "sequences are running"
         self.reading.close()
         self.reading = reading
+        if reading.states:
+            self.pool.drop_cached()
         size = self.cache.page_size
         pages = self.pool.published
         for start in range(0, len(pages), PAGES_AT_ONCE):
@@ -191,15 +203,30 @@ class KVMemory:
         kept = self._kept.get(sequence.id)
         if kept is not None and sequence.computed == kept.start:
             sequence.computed += kept.entries
-            self.reading.rejoin(self._table(sequence).slots(kept.start, kept.entries))
+            self.reading.rejoin(self._table(sequence).slots(kept.start, kept.entries), kept.held)
             del self._kept[sequence.id]
 
-    def _spans(
-        self, plan: Plan, verdicts: SequenceOf[Verdict], starts: SequenceOf[int], seen: Seen | None
-    ) -> Iterator[Span]:
-        for index, (work, verdict, start) in enumerate(zip(plan.works, verdicts, starts, strict=True)):
-            slots = self._table(work.sequence).slots(start, work.sequence.computed - start)
-            yield Span(work.sequence, start, slots, seen.queries(index, verdict.accepted) if seen else None)
+    def _gains(
+        self,
+        plan: Plan,
+        drafts: SequenceOf[Draft],
+        verdicts: SequenceOf[Verdict],
+        starts: SequenceOf[int],
+        seen: Seen | None,
+    ) -> Iterator[Gain]:
+        """What each sequence of the plan has gained; states only where somebody reads them."""
+        states = seen if self.reading.states else None
+        for index, (work, draft, verdict, start) in enumerate(zip(plan.works, drafts, verdicts, starts, strict=True)):
+            sequence, accepted = work.sequence, verdict.accepted
+            yield Gain(
+                sequence.id,
+                start,
+                self._table(sequence).slots(start, sequence.computed - start),
+                [*sequence.tokens[start : start + work.rows], *(draft.tokens[node] for node in accepted)],
+                following(work, verdict, start),
+                seen.queries(index, accepted) if seen else None,
+                states.features(index, accepted) if states else None,
+            )
 
     def _release_pages(self, sequence: Sequence) -> None:
         table = self._tables.pop(sequence.id, None)
@@ -221,3 +248,11 @@ class KVMemory:
         for index, pages in enumerate(rows):
             self._view[index, : len(pages)] = pages
         return self._view[: len(rows)]
+
+
+def following(work: Work, verdict: Verdict, start: int) -> int | None:
+    """The token behind what a step computed: the target's own, or the next known one; None where the text ended."""
+    if len(verdict.tokens) > len(verdict.accepted):
+        return verdict.tokens[len(verdict.accepted)]
+    end = start + work.rows
+    return work.sequence.tokens[end] if end < len(work.sequence.tokens) else None

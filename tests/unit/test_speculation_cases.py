@@ -13,7 +13,8 @@ import pytest
 from greedy_loop import Clock, Loop, Priced, speculator
 from outrider.drafters.ngram import NgramDrafter
 from outrider.types import Draft
-from scripted import DeadDrafter, HalfOracleDrafter, JunkDrafter, OracleDrafter, ScriptedDrafter, cycle, walk
+from scripted import cycle, walk
+from scripted_drafters import DeadDrafter, HalfOracleDrafter, JunkDrafter, OracleDrafter, ScriptedDrafter
 
 SCRIPT = walk(50)
 

@@ -1,4 +1,4 @@
-"""A scripted target and scripted drafters: the whole engine is tested on models whose every token is known.
+"""A scripted target: the whole engine is tested on models whose every token is known. Drafters: scripted_drafters.py.
 
 `ScriptedDecoder` fulfils the Decoder protocol. Its logits come from a *script*, a function of the whole prefix, and it
 reads that prefix back from its own KV cache through the batch's pages, slots and contexts. A slot that was committed
@@ -11,14 +11,13 @@ wrongly, a page that was shared too early or a stale entry therefore shows as a 
 
 from __future__ import annotations
 
-import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from outrider.drafters.base import Chooser, Context, Need, Observation
+from outrider.drafters.base import Chooser, Context, Observation
 from outrider.models.spec import DecoderSpec
 from outrider.types import Batch, Draft, Float32, Result, Verdict
 
@@ -210,6 +209,8 @@ class ScriptedDecoder:
 class GreedyChooser:
     """Chooses the best token; ties go to the lowest id."""
 
+    plain = True
+
     def pick(self, logits: Float32, output: Sequence[int]) -> int:
         return int(np.argmax(logits))
 
@@ -244,158 +245,3 @@ def observation(sequence_id: int, known: int, verdict: Verdict, tokens: Sequence
     """
     end = known + len(verdict.accepted)
     return Observation(sequence_id, start=known - 1, tokens=tuple(tokens[known - 1 : end]), verdict=verdict)
-
-
-# --- drafters ------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class ScriptedDrafter:
-    """Base of the scripted drafters: remembers whom it holds, so that a leak shows as a non-empty `held`."""
-
-    script: Script
-    vocab_size: int = 50
-    name: str = "scripted"
-    needs: frozenset[Need] = frozenset()
-    held: set[int] = field(default_factory=set)
-    proposed: int = 0
-    observed: list[Observation] = field(default_factory=list)
-
-    def propose(self, contexts: Sequence[Context], depths: Sequence[int]) -> list[Draft]:
-        self.held |= {c.sequence_id for c in contexts}
-        drafts = [self.guess(c, depth) for c, depth in zip(contexts, depths, strict=True)]
-        self.proposed += sum(map(len, drafts))
-        return drafts
-
-    def guess(self, context: Context, depth: int) -> Draft:
-        return Draft(tuple(plain(self.script, context.tokens, depth)), drafter=self.name)
-
-    def observe(self, observations: Sequence[Observation]) -> None:
-        self.observed.extend(observations)
-
-    def forget(self, sequence_id: int) -> None:
-        self.held.discard(sequence_id)
-
-
-@dataclass
-class OracleDrafter(ScriptedDrafter):
-    """Always right."""
-
-    name: str = "oracle"
-
-
-@dataclass
-class HalfOracleDrafter(ScriptedDrafter):
-    """Right for `right` tokens, then wrong."""
-
-    name: str = "half-oracle"
-    right: int = 2
-
-    def guess(self, context: Context, depth: int) -> Draft:
-        tokens = plain(self.script, context.tokens, depth)
-        wrong = [(token + 1) % self.vocab_size for token in tokens[self.right :]]
-        return Draft((*tokens[: self.right], *wrong), drafter=self.name)
-
-
-@dataclass
-class JunkDrafter(HalfOracleDrafter):
-    """Never right."""
-
-    name: str = "junk"
-    right: int = 0
-
-
-@dataclass
-class ConstantDrafter(ScriptedDrafter):
-    """Proposes the same token again and again (for example the end token)."""
-
-    name: str = "constant"
-    token: int = 0
-
-    def guess(self, context: Context, depth: int) -> Draft:
-        return Draft((self.token,) * depth, drafter=self.name)
-
-
-@dataclass
-class DeadDrafter(ScriptedDrafter):
-    """Never proposes anything."""
-
-    name: str = "dead"
-
-    def guess(self, context: Context, depth: int) -> Draft:
-        return Draft(drafter=self.name)
-
-
-@dataclass
-class TreeDrafter(ScriptedDrafter):
-    """A tree: at every depth a wrong sibling before the right token, children under the right one only."""
-
-    name: str = "tree"
-
-    def guess(self, context: Context, depth: int) -> Draft:
-        tokens: list[int] = []
-        parents: list[int] = []
-        parent = -1
-        for right in plain(self.script, context.tokens, depth // 2):
-            tokens += [(right + 1) % self.vocab_size, right]
-            parents += [parent, parent]
-            parent = len(tokens) - 1
-        return Draft(tuple(tokens), tuple(parents), drafter=self.name)
-
-
-@dataclass
-class RaisingDrafter(ScriptedDrafter):
-    """Raises in every call, or only in the named ones ("propose", "observe", "forget")."""
-
-    name: str = "raising"
-    where: tuple[str, ...] = ("propose", "observe", "forget")
-    raised: int = 0
-
-    def propose(self, contexts: Sequence[Context], depths: Sequence[int]) -> list[Draft]:
-        self._maybe("propose")
-        return super().propose(contexts, depths)
-
-    def observe(self, observations: Sequence[Observation]) -> None:
-        self._maybe("observe")
-
-    def forget(self, sequence_id: int) -> None:
-        self._maybe("forget")
-
-    def _maybe(self, where: str) -> None:
-        if where in self.where:
-            self.raised += 1
-            raise RuntimeError(f"scripted failure in {where}")
-
-
-@dataclass
-class TooLongDrafter(ScriptedDrafter):
-    """Proposes more than it was asked for, and one draft too many."""
-
-    name: str = "too-long"
-    extra_drafts: int = 0
-
-    def propose(self, contexts: Sequence[Context], depths: Sequence[int]) -> list[Draft]:
-        drafts = super().propose(contexts, [depth + 3 for depth in depths])
-        return drafts + [Draft((1,))] * self.extra_drafts
-
-
-@dataclass
-class ForeignDrafter(ScriptedDrafter):
-    """Proposes ids outside the vocabulary."""
-
-    name: str = "foreign"
-
-    def guess(self, context: Context, depth: int) -> Draft:
-        return Draft(tuple(range(self.vocab_size, self.vocab_size + depth)), drafter=self.name)
-
-
-@dataclass
-class SlowDrafter(ScriptedDrafter):
-    """Right, but takes `seconds` for every call."""
-
-    name: str = "slow"
-    seconds: float = 0.01
-
-    def propose(self, contexts: Sequence[Context], depths: Sequence[int]) -> list[Draft]:
-        time.sleep(self.seconds)
-        return super().propose(contexts, depths)

@@ -55,7 +55,7 @@ class ContextConfig:
     """What attention reads and where KV lives (docs/context.md)."""
 
     mode: Literal["full", "sparse", "bounded", "lossless"] = "full"
-    selector: str = "pages"  # pages, window, head or a path of a retrieval head
+    selector: Any = "pages"  # pages, window, or {"name": "head", "path": FOLDER} of a retrieval head
     budget: int = 1024  # entries attention reads per KV head, sinks and window included
     sinks: int = 4  # first entries that are always read
     window: int = 64  # latest entries that are always read
@@ -68,12 +68,13 @@ class ContextConfig:
     keep_prompts: int | None = None  # tokens; prompts this long or longer stay in kv_path for later starts; None: none
     group: int = 6  # consecutive layers that share a selection; 0: all of them, as published
     sticky: float = 1.0  # nats by which a newcomer must beat an entry that was read last; 0: choose anew
+    first_full: int | None = None  # full decoding steps before the first selection; None: 1 with a head, else 0
     full_every: int = 32  # bounded mode: steps from one full one to the next, at most
     min_captured: float = 0.8  # bounded mode: estimated share of attention below which the next step is full
 
     def __post_init__(self) -> None:
         _at_least(self, 1, ("budget", "kv_memory", "full_every", "keep_prompts"))
-        _at_least(self, 0, ("sinks", "window", "group", "sticky", "slow_layers", "prefetch"))
+        _at_least(self, 0, ("sinks", "window", "group", "sticky", "first_full", "slow_layers", "prefetch"))
 
 
 def _at_least(config: Any, least: int, names: Sequence[str]) -> None:

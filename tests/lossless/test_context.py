@@ -300,8 +300,9 @@ def test_full_mode_holds_and_asks_nothing(folder) -> None:
         ({"mode": "sparse", "budget": 6}, "use 69 or more"),
         ({**SPARSE, "budget": 6}, "use 7 or more"),
         ({"budget": 0}, "budget = 0 is refused"),
-        ({**SPARSE, "selector": "head"}, "does not select by a retrieval head"),
-        ({**SPARSE, "selector": "./some/head"}, "does not select by a retrieval head"),
+        ({**SPARSE, "selector": "head"}, "needs a path"),
+        ({**SPARSE, "selector": {"name": "head", "path": "x", "layers": 2}}, "unknown"),
+        ({**SPARSE, "first_full": -1}, "use 0 or more"),
         ({**SPARSE, "selector": "page"}, "did you mean 'pages'"),
     ],
 )

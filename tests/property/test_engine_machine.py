@@ -20,7 +20,8 @@ from harness import Harness
 from outrider.config import ContextConfig
 from outrider.drafters.base import Context
 from outrider.types import Draft, SamplingParams
-from scripted import ScriptedCache, ScriptedDrafter, plain, whole_prefix
+from scripted import ScriptedCache, plain, whole_prefix
+from scripted_drafters import ScriptedDrafter
 
 SCRIPT = whole_prefix(vocab_size=5)
 

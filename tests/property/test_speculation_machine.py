@@ -14,20 +14,16 @@ from outrider.speculation.build import assemble
 from outrider.speculation.guard import GuardRules
 from outrider.speculation.store import DraftStore
 from outrider.types import SamplingParams
-from scripted import (
+from scripted import ScriptedDecoder, plain, random_logits, walk, whole_prefix
+from scripted_drafters import (
     DeadDrafter,
     ForeignDrafter,
     HalfOracleDrafter,
     JunkDrafter,
     OracleDrafter,
     RaisingDrafter,
-    ScriptedDecoder,
     TooLongDrafter,
     TreeDrafter,
-    plain,
-    random_logits,
-    walk,
-    whole_prefix,
 )
 
 VOTES, LENGTHS = ("none", "majority", "hedge"), ("fixed", "trend", "goodput")

@@ -20,18 +20,8 @@ from outrider.drafters.base import Drafter
 from outrider.sampling.sampler import Sampler
 from outrider.speculation.build import assemble
 from outrider.types import SamplingParams
-from scripted import (
-    ConstantDrafter,
-    DeadDrafter,
-    HalfOracleDrafter,
-    JunkDrafter,
-    OracleDrafter,
-    Script,
-    TreeDrafter,
-    plain,
-    random_logits,
-    walk,
-)
+from scripted import Script, plain, random_logits, walk
+from scripted_drafters import ConstantDrafter, DeadDrafter, HalfOracleDrafter, JunkDrafter, OracleDrafter, TreeDrafter
 
 LENGTHS = [1, 2, 5, 8]
 PROMPTS = [[1, 2, 3], [7, 7], [4, 3, 2, 1, 0], [5]]

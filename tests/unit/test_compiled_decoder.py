@@ -8,6 +8,7 @@ import pytest
 
 from compiling import BASE, WIRINGS, Feeder, Stored, random_weights, spec_of
 from outrider.errors import ConfigError, ModelError, RequestError
+from outrider.models.build import build_decoder
 from outrider.models.compiled import CompiledDecoder
 from outrider.models.decoder import ReferenceDecoder
 from outrider.models.spec import DecoderSpec, Rope
@@ -181,3 +182,12 @@ def test_kv_bytes_are_those_of_the_cache():
     for kv in ("float32", "bfloat16", "int8"):
         decoder = CompiledDecoder.build(spec, random_weights(spec), kv_dtype=kv, threads=1)
         assert decoder.new_cache(3, 4).nbytes == 12 * decoder.kv_bytes_per_token()
+
+
+def test_a_drafter_is_packed_in_the_fewest_bits():
+    spec = spec_of("llama")
+    weights = random_weights(spec)
+    auto, fewest = (build_decoder(spec, weights, dtype=dtype, device="cpu") for dtype in ("auto", "fewest"))
+    assert fewest.weight_bytes < 0.7 * auto.weight_bytes
+    reference = build_decoder(spec, weights, dtype="fewest", device="cpu", backend="reference")
+    assert isinstance(reference, ReferenceDecoder)

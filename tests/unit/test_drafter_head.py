@@ -6,14 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.drafters.base import Observation
+from outrider.drafters.base import Context, Observation
 from outrider.drafters.head import HeadDrafter, HeadOptions, head_taps
 from outrider.drafters.host import Host
 from outrider.drafters.registry import create_drafter, needed_taps
 from outrider.errors import ConfigError, ModelError
+from outrider.models.compiled_head import CompiledHead
 from outrider.models.eagle3 import Eagle3Head, Eagle3Spec
 from outrider.models.eagle3_files import save_head
+from outrider.models.eagle3_store import Dense, stored_head
 from outrider.models.spec import DecoderSpec
+from outrider.models.torch_head import TorchHead
 from outrider.types import Verdict
 from scripted import context
 
@@ -25,14 +28,18 @@ TARGET = DecoderSpec("scripted", VOCABULARY, HIDDEN, 8, 4, 2, 4, 32, 256)
 TAPS = (0, 1, 3, 5)  # the target gives one more than the head needs
 
 
-@pytest.fixture(scope="module")
-def parts():
+@pytest.fixture(scope="module", params=["compiled", "torch"])
+def parts(request):
+    """(what runs the head, the head, the target's embedding)."""
     torch.manual_seed(0)
     head = Eagle3Head(SPEC, tokens=sorted(np.random.default_rng(0).choice(VOCABULARY, DRAFTED, replace=False).tolist()))
     for parameter in head.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
     embedding = torch.randn(VOCABULARY, HIDDEN)
-    return head.eval(), embedding
+    if request.param == "torch":
+        return TorchHead(head.eval(), embedding), head, embedding
+    stored = stored_head(SPEC, {name: tensor.numpy() for name, tensor in head.state_dict().items()})
+    return CompiledHead(stored, Dense(embedding.numpy()), dtype="float32", threads=2), head.eval(), embedding
 
 
 def feature(prefix):
@@ -48,7 +55,7 @@ def features(tokens, start, stop):
 @torch.inference_mode()
 def slow(parts, tokens, depth, start=0):
     """A draft by the definition: recompute every slot for every token."""
-    head, embedding = parts
+    _, head, embedding = parts
     used = torch.from_numpy(features(tokens, start, len(tokens) - 1)[[1, 2, 3]])
     states, drafted = head.fuse(used), []
     for _ in range(depth):
@@ -61,8 +68,7 @@ def slow(parts, tokens, depth, start=0):
 
 
 def drafter(parts, **options):
-    head, embedding = parts
-    return HeadDrafter(head, embedding, TAPS, VOCABULARY, **options)
+    return HeadDrafter(parts[0], TAPS, VOCABULARY, **options)
 
 
 def observe(head, sequence_id, tokens, start, stop):
@@ -125,6 +131,53 @@ def test_an_unknown_prefix_starts_at_what_was_seen(parts):
     assert list(head.propose([context(tokens)], [3])[0].tokens) == slow(parts, tokens, 3, start=4)
 
 
+def test_a_chain_stops_behind_a_doubtful_token(parts):
+    """The chain of the definition, up to and including the first token below the floor."""
+    tokens = [3, 1, 4, 1, 5, 9]
+    plain, stopping = drafter(parts), drafter(parts, min_confidence=0.5)
+    for head in (plain, stopping):
+        observe(head, 0, tokens, 0, 5)
+    whole = plain.propose([context(tokens)], [6])[0]
+    doubtful = next(i for i, confidence in enumerate(whole.confidence) if confidence < 0.5)
+    draft = stopping.propose([context(tokens)], [6])[0]
+    assert doubtful < 5
+    assert draft.tokens == whole.tokens[: doubtful + 1]
+    np.testing.assert_allclose(draft.confidence, whole.confidence[: doubtful + 1], rtol=1e-4)
+
+
+def test_a_long_backlog_is_computed_while_nothing_is_drafted(parts):
+    head, tokens = drafter(parts), np.random.default_rng(2).integers(0, VOCABULARY, 150).tolist()
+    for stop in range(1, 150):
+        observe(head, 0, tokens, stop - 1, stop)
+    state = head._states[0]
+    assert state.entries.count == 128
+    assert state.backlog == 21
+    assert list(head.propose([context(tokens)], [4])[0].tokens) == slow(parts, tokens, 4)
+
+
+def test_the_sequences_own_chooser_decides(parts):
+    """One sequence picks the second best of every row, beside one that is greedy; depths differ."""
+
+    class Second:
+        plain = False
+
+        def pick(self, logits, output):
+            seen.append(list(output))
+            return int(np.argsort(-logits, kind="stable")[1])
+
+    seen, head, tokens = [], drafter(parts), [3, 1, 4, 1, 5, 9]
+    for i in range(2):
+        observe(head, i, tokens, 0, 5)
+    contexts = [Context(0, tokens, 4, Second()), context(tokens, 1)]
+    other, greedy = head.propose(contexts, [2, 6])
+    assert list(greedy.tokens) == slow(parts, tokens, 6)
+    first = drafter(parts, width=2)
+    observe(first, 2, tokens, 0, 5)
+    assert other.tokens[0] == first.propose([context(tokens, 2)], [1])[0].tokens[1]
+    assert len(other) == 2
+    assert seen[:2] == [[5, 9], [5, 9, other.tokens[0]]]
+
+
 def test_a_tree_puts_rivals_behind_the_chain(parts):
     head, tokens = drafter(parts, width=3), [3, 1, 4, 1, 5]
     observe(head, 0, tokens, 0, 4)
@@ -144,31 +197,28 @@ def test_the_archive_is_bounded_and_forget_releases(parts):
         head.forget(i)
         head.forget(i)
     assert not head._states
-    assert head._archive._tokens <= 20
-    assert len(head._archive._held) == 2
+    assert head._archive.tokens <= 20
+    assert len(head._archive) == 2
 
 
 def test_a_head_is_built_from_its_folder_and_names_its_taps(parts, tmp_path):
-    head, embedding = parts
+    _, head, embedding = parts
     save_head(head, tmp_path)
 
     class Target:
         spec, taps = TARGET, TAPS
 
-    class Embedding:
-        def dense(self):
-            return embedding.numpy()
-
+    stored = Dense(embedding.numpy())
     entry = {"name": "head", "path": str(tmp_path)}
     assert needed_taps(["ngram", entry], TARGET) == (1, 3, 5) == head_taps(str(tmp_path), TARGET)
-    built = create_drafter(entry, Host(VOCABULARY, target=Target(), weights={"embed": Embedding()}))
+    built = create_drafter(entry, Host(VOCABULARY, target=Target(), weights={"embed": stored}))
     tokens = [3, 1, 4, 1, 5]
     observe(built, 0, tokens, 0, 4)
     assert built.name == tmp_path.name
     assert len(built.propose([context(tokens)], [4])[0]) == 4
     Target.taps = (1, 3)
     with pytest.raises(ModelError, match=r"layers \[5\]"):
-        create_drafter(entry, Host(VOCABULARY, target=Target(), weights={"embed": Embedding()}))
+        create_drafter(entry, Host(VOCABULARY, target=Target(), weights={"embed": stored}))
 
 
 def test_wrong_options_are_refused(tmp_path):
@@ -176,6 +226,8 @@ def test_wrong_options_are_refused(tmp_path):
         HeadOptions()
     with pytest.raises(ConfigError, match="width"):
         HeadOptions(path="x", width=9)
+    with pytest.raises(ConfigError, match="min_confidence"):
+        HeadOptions(path="x", min_confidence=1.0)
     with pytest.raises(ModelError, match=r"config\.json"):
         head_taps(str(tmp_path), TARGET)
     with pytest.raises(ConfigError, match="needs the target"):

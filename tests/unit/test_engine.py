@@ -6,18 +6,8 @@ import pytest
 
 from harness import GREEDY, Harness
 from outrider.types import SamplingParams
-from scripted import (
-    ConstantDrafter,
-    DeadDrafter,
-    HalfOracleDrafter,
-    JunkDrafter,
-    OracleDrafter,
-    TreeDrafter,
-    next_token,
-    plain,
-    walk,
-    whole_prefix,
-)
+from scripted import next_token, plain, walk, whole_prefix
+from scripted_drafters import ConstantDrafter, DeadDrafter, HalfOracleDrafter, JunkDrafter, OracleDrafter, TreeDrafter
 
 SCRIPT = whole_prefix()
 PROMPTS = [[1, 2, 3], [7], [9, 8, 7, 6, 5, 4, 3, 2, 1], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]]

@@ -14,7 +14,8 @@ from harness import GREEDY, Harness
 from outrider.drafters.base import Context, Observation
 from outrider.speculation.pools import LittleFlow, Place, PublishedFlow
 from outrider.types import Draft
-from scripted import HalfOracleDrafter, JunkDrafter, OracleDrafter, ScriptedDrafter, TreeDrafter, plain, whole_prefix
+from scripted import plain, whole_prefix
+from scripted_drafters import HalfOracleDrafter, JunkDrafter, OracleDrafter, ScriptedDrafter, TreeDrafter
 
 SCRIPT = whole_prefix()
 PROMPTS = [[1, 2, 3], [7], [9, 8, 7, 6, 5, 4, 3, 2, 1], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13], [4, 4], [5, 6]]

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from outrider.errors import ConfigError, UnsupportedError
 from outrider.memory.select import (
     Chooser,
-    HeadSelector,
     OracleSelector,
     PageSelector,
     PageSummaries,
@@ -107,44 +106,6 @@ def test_full_tightness_bounds_every_key_of_the_page():
     upper = (np.maximum(query, 0) * high + np.minimum(query, 0) * low).sum(-1)
     exact = np.einsum("hd,nhd->nh", query, keys).reshape(-1, PAGE, KV).max(1)
     assert (upper >= exact - 1e-5).all()
-
-
-class Head:
-    """A head whose cache is given; slot j stands for entry j + shift."""
-
-    def __init__(self, query, keys, pages, slots, physical, shift):
-        self.shift, self._query, self._slots = shift, query, len(slots)
-        self.keys = np.full((physical, KV, PAGE, DIM), 1e9, np.float32)
-        self.keys[slots // PAGE, :, slots % PAGE] = keys
-
-    def look(self, sequence_id):
-        return self._query, self._slots
-
-
-@pytest.mark.parametrize("heads", [KV, 8])
-@pytest.mark.parametrize("shift", [0, 1])
-def test_head_scores_are_attention_weights_with_the_group_maximum(heads, shift):
-    length, slots_used = 29, 29 - shift
-    keys = RNG.normal(size=(slots_used, KV, DIM)).astype(np.float32)
-    query = RNG.normal(size=(heads, DIM)).astype(np.float32)
-    pages, slots, physical = paged(keys, spare=4)
-    if len(pages) * PAGE < length:
-        pages = np.append(pages, np.setdiff1d(np.arange(physical), pages)[:1]).astype(np.int32)
-    selector = HeadSelector(Head(query, keys, pages, slots, physical, shift), group_layers(LAYERS, 0))
-    scores = selector.score(view(length, pages=pages))
-    weights = attention_weights(query, keys).reshape(KV, -1, slots_used).max(1)
-    assert scores.shape == (1, KV, length)
-    assert np.isinf(scores[0, :, :shift]).all()
-    np.testing.assert_allclose(np.exp(scores[0, :, shift:]), weights, rtol=1e-4)
-
-
-def test_a_head_that_lags_leaves_its_blind_entries_in():
-    keys = RNG.normal(size=(10, KV, DIM)).astype(np.float32)
-    pages, slots, physical = paged(keys)
-    selector = HeadSelector(Head(keys[0], keys, pages, slots, physical, 1), group_layers(LAYERS, 0))
-    scores = selector.score(view(14, pages=np.arange(2, dtype=np.int32)))[0]
-    assert np.isposinf(scores[:, 11:]).all()
-    assert np.isfinite(scores[:, 1:11]).all()
 
 
 def test_a_groups_selection_sees_every_query_of_the_group():

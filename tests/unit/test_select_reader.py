@@ -87,7 +87,7 @@ def test_the_poor_selection_is_noticed_through_the_scores():
 def test_bad_selectors_and_budgets_are_refused_by_name():
     with pytest.raises(ConfigError, match="did you mean 'pages'"):
         reader(mode="sparse", selector="page")
-    with pytest.raises(ConfigError, match="needs a retrieval head"):
+    with pytest.raises(ConfigError, match="needs a path"):
         reader(mode="sparse", selector="head")
     with pytest.raises(ConfigError, match="use 11 or more"):
         reader(mode="sparse", budget=10)

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from outrider.speculation.acceptance import Acceptance, survival
-from outrider.speculation.costs import Calls, CostTable, DraftCosts
+from outrider.speculation.costs import CostTable
 from outrider.speculation.depths import Market, added_values, best_depths, plan_depths
 from outrider.speculation.goodput import GoodputLength, GoodputRules
 from outrider.speculation.length import FixedLength, TrendLength, TrendRules, relative_slope
+from outrider.speculation.prices import Calls, DraftCosts
 from outrider.speculation.timing import StepTiming
 from outrider.speculation.trial import Trial, agreement
 from outrider.types import Draft, Verdict
@@ -69,6 +70,17 @@ def test_trend_shortens_when_it_worsens():
     rng = np.random.default_rng(0)
     chosen = drive(TrendLength(1, 12), lambda s: (1 + s) * rng.uniform(0.97, 1.03))
     assert np.mean(chosen[-100:]) < 4
+
+
+@pytest.mark.parametrize("drafting", [False, True])
+def test_trend_sees_drafting_time_only_where_asked(drafting):
+    """Verifying is flat and every token is accepted, but each token takes as long to draft as a verification."""
+    length = TrendLength(1, 12, TrendRules(drafting=drafting))
+    for _ in range(400):
+        s = length.depths("a", [0], [99], [{}])[0]
+        gained = tuple(range(1 + min(s, 3)))  # the fourth token is always wrong
+        length.observe([trial(chain("a", *range(s)), gained)], StepTiming(1.0 * s, 1.0, 0, 1, 1 + s), {})
+    assert length.length < 4 if drafting else length.length > 4
 
 
 def test_trend_stays_within_its_bounds():
@@ -138,13 +150,13 @@ def test_a_drafters_price_is_told_apart_by_steps_and_tokens():
             "cpu": Calls(steps, tokens, 1e-4 * steps + 1e-3 * tokens),
         }
         costs.update(calls)
-    assert costs.of("accelerator") == pytest.approx((4e-3, 0.0), abs=4e-4)
+    assert costs.of("accelerator")[:2] == pytest.approx((4e-3, 0.0), abs=4e-4)
     assert costs.of("cpu")[1] == pytest.approx(1e-3, rel=0.1)
-    assert costs.of("never") == (0.0, 0.0)
+    assert costs.of("never") == (0.0, 0.0, 0.0)
 
 
 def price(costs):
-    return sum(costs.of("a"))
+    return costs.of("a").of(1, 1, 0)
 
 
 def test_catching_up_is_not_taken_for_the_price():
@@ -219,6 +231,9 @@ def test_survival_multiplies_along_paths():
 # --- goodput -------------------------------------------------------------------------------------------------------
 
 
+RICH = {"allowance": 100.0, "credit": 100.0}  # as good as no account
+
+
 def goodput(costs=None, low=0, high=8, names=("a", "b"), **rules):
     costs = costs or CostTable([1, 64], [1.0, 1.0])
     return GoodputLength(low, high, Acceptance(names), costs, DraftCosts(names), GoodputRules(**rules))
@@ -246,7 +261,7 @@ def test_the_choice_is_the_best_of_all_prefixes():
     rng = np.random.default_rng(0)
     for _ in range(50):
         slope = rng.uniform(0.05, 0.6)
-        policy = goodput(CostTable([1, 64], [1.0, 1.0 + 63 * slope]), margin_on=0.0, margin_off=0.0)
+        policy = goodput(CostTable([1, 64], [1.0, 1.0 + 63 * slope]), margin_on=0.0, margin_off=0.0, **RICH)
         drafts = [believed(*rng.uniform(0.1, 1.0, 4)) for _ in range(2)]
         paths = [np.concatenate(([0.0], np.cumsum(survival(draft)))) for draft in drafts]
         time = [1.0 + slope * (1 + m) for m in range(9)]
@@ -303,8 +318,8 @@ def test_a_drafter_is_introduced_before_its_price_is_trusted():
         asked.append(policy.depths("a", [0], [8], [{}])[0])
         policy.trim([0], [Draft()], [8])
         policy._draft_costs.update({"a": Calls(1, 1, seconds)})
-    assert asked[:3] == [8, 8, 8]
-    assert asked[3] > 0
+    assert asked[:2] == [2, 2]  # short drafts for one sequence
+    assert asked[3] > 2
 
 
 def test_a_costly_drafter_is_asked_only_as_deep_as_it_pays():

@@ -15,7 +15,8 @@ from outrider.speculation.build import build_speculator
 from outrider.speculation.none import NoSpeculator
 from outrider.speculation.timing import StepTiming
 from outrider.types import Draft, Verdict
-from scripted import (
+from scripted import context, observation, walk
+from scripted_drafters import (
     DeadDrafter,
     ForeignDrafter,
     HalfOracleDrafter,
@@ -25,9 +26,6 @@ from scripted import (
     SlowDrafter,
     TooLongDrafter,
     TreeDrafter,
-    context,
-    observation,
-    walk,
 )
 
 SCRIPT = walk(50)

@@ -32,11 +32,12 @@ from outrider.memory.keep import KeptPrompts, NoPrompts, fingerprint
 from outrider.memory.kv import KVMemory
 from outrider.memory.place import Placement, Shape
 from outrider.memory.place.build import check_tiers, make_place, rules_of, shape_of
-from outrider.memory.reading import FullAttention, SparseAttention, make_reading
+from outrider.memory.reading import FullAttention, SparseAttention, make_head, make_reading
 from outrider.memory.trails import find_trails
 from outrider.models.build import build_decoder
 from outrider.models.load import LoadedModel, load_model
 from outrider.models.load.detokenizer import Detokenizer
+from outrider.models.spec import KVCache
 from outrider.runner.measure import forward_seconds
 from outrider.sampling.grammar import grammar_processors
 from outrider.sampling.sampler import Sampler
@@ -109,7 +110,7 @@ class Core:
         self._asked = options.speculative
         self.config = replace(engine, max_model_len=self.resolved.max_model_len)
         cache = self.decoder.new_cache(self.resolved.num_pages, engine.page_size)
-        reading = make_reading(self.resolved.context, self.spec, cache, engine.threads)
+        reading = self._reading(self.resolved.context, cache)
         self.place = make_place(self.resolved.context, cache, self._shape(self.resolved.context, reading))
         self.memory = KVMemory(cache, engine.prefix_caching, reading, self.place, self._prompts(options.dtype))
         self.engine = self._engine(self.resolved.speculative)
@@ -136,7 +137,7 @@ class Core:
         if self.engine.scheduler.busy:
             raise CapacityError("what attention reads cannot be changed while requests are open; let them end first")
         check_context(context)
-        reading = make_reading(context, self.spec, self.memory.cache, self.config.threads)
+        reading = self._reading(context, self.memory.cache)
         context = self._replace(context, reading)
         self.memory.reread(reading)
         self.resolved = replace(self.resolved, context=context)
@@ -175,9 +176,15 @@ class Core:
         self.engine.close()
         self.memory.close()
 
+    def _reading(self, context: ContextConfig, cache: KVCache) -> FullAttention | SparseAttention:
+        """What attention reads, with the retrieval head that the configuration names."""
+        head = make_head(context, self.decoder, self.loaded.weights, cache, self.resolved.max_model_len)
+        return make_reading(context, self.spec, cache, self.config.threads, head)
+
     def _engine(self, config: SpeculativeConfig | None) -> Engine:
         """The plain loop, or its pipelined twin."""
-        self.decoder.retap(needed_taps(config.drafters, self.spec) if config else ())
+        drafting = needed_taps(config.drafters, self.spec) if config else ()
+        self.decoder.retap(tuple(sorted({*drafting, *self.memory.reading.states})))
         self.decoder.retap_queries(self.memory.reading.taps)
         speculator = self._speculator(config)
         if config is None or not config.pipeline:

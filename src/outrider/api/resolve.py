@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 from outrider.config import ContextConfig, EngineConfig, SpeculativeConfig
 from outrider.errors import CapacityError, ConfigError, UnsupportedError
 from outrider.memory.place.build import check_tiers, footprint_of, longest_in
-from outrider.memory.planner import selector_token_bytes
+from outrider.memory.planner import head_page_bytes, selector_token_bytes
+from outrider.memory.selectors import read_selector
+from outrider.models.eagle3_spec import spec_from_config
+from outrider.models.eagle3_store import read_config
 from outrider.models.spec import Decoder, DecoderSpec
 
 if TYPE_CHECKING:
     from outrider.api.core import Options
 
-SELECTORS = ("pages", "window")
 #: What plain decoding becomes in lossless mode.
 LOSSLESS = SpeculativeConfig(drafters=("sparse_self",), num_speculative_tokens=4)
 TOKENS_PER_SEQUENCE = 2048  # what a default pool holds for each of max_num_seqs
@@ -106,14 +108,7 @@ def free_space(folder: str) -> int:
 
 def check_context(context: ContextConfig) -> None:
     """Refuse, by name, what this engine does not do."""
-    if context.mode != "full" and context.selector not in SELECTORS:
-        if context.selector == "head" or "/" in context.selector:
-            raise ConfigError(
-                f"context_config: selector = {context.selector!r} is refused; the engine does not select by a "
-                "retrieval head, so use 'pages' or 'window'",
-                "selector",
-            )
-        raise ConfigError.unknown(context.selector, SELECTORS, "context_config.selector")
+    read_selector(context.selector)
 
 
 def check_context_budget(budget: int | None, context: ContextConfig, request_id: str) -> None:
@@ -157,9 +152,13 @@ def resolve_speculation(config: SpeculativeConfig | None, context: ContextConfig
 
 def selector_bytes(context: ContextConfig, spec: DecoderSpec, page_size: int) -> int:
     """Bytes that selection holds for every page of KV."""
-    if context.mode == "full" or context.selector != "pages":
+    choice = read_selector(context.selector)
+    if context.mode == "full" or choice.name == "window":
         return 0
-    return selector_token_bytes(spec, "pages", page_size, context.group) * page_size
+    if choice.path is None:
+        return selector_token_bytes(spec, "pages", page_size, context.group) * page_size
+    head = spec_from_config(read_config(Path(choice.path)), spec)
+    return head_page_bytes(head.num_kv_heads, head.head_dim, head.hidden_size, page_size)
 
 
 def kv_pages(kv_memory: int | None, per_page: int, longest: int, sequences: int, page_size: int) -> int:

@@ -12,11 +12,13 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any
 
 from outrider.api.core import Core, Options
+from outrider.api.mailbox import Mailbox, Pieces
 from outrider.api.outputs import Piece
 from outrider.api.text import TextStream
 from outrider.errors import CapacityError, RequestError
@@ -69,7 +71,8 @@ class Service:
         self._max_waiting = max_waiting
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._tickets: dict[str, Ticket] = {}
-        self._lock = threading.Lock()  # guards `_open` and `_failure`
+        self._mailboxes: dict[asyncio.AbstractEventLoop, Mailbox] = {}
+        self._lock = threading.Lock()  # guards `_open`, `_failure` and `_mailboxes`
         self._open: set[str] = set()  # ids of requests that are accepted and have not ended
         self._failure: str | None = None
         self._last: Finish | None = None  # how open requests end once the engine has stopped
@@ -83,10 +86,8 @@ class Service:
 
         Raises RequestError, UnsupportedError, PromptTooLongError or CapacityError before the first piece.
         """
-        loop, pieces = asyncio.get_running_loop(), asyncio.Queue[Piece]()
-
-        def sink(piece: Piece) -> None:
-            loop.call_soon_threadsafe(pieces.put_nowait, piece)
+        pieces: Pieces = asyncio.Queue()
+        sink = partial(self._mailbox().post, pieces)
 
         if params.structured_outputs is None:
             ticket = self._accept(prompt, params, request_id, sink)
@@ -162,6 +163,15 @@ class Service:
         self._inbox.put(None)
         self._thread.join()
         self._core.close()
+
+    def _mailbox(self) -> Mailbox:
+        """The running loop's; those of closed loops go."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            if loop not in self._mailboxes:
+                still = {other: box for other, box in self._mailboxes.items() if not other.is_closed()}
+                self._mailboxes = {**still, loop: Mailbox(loop)}
+            return self._mailboxes[loop]
 
     def _accept(self, prompt: Sequence[int], params: SamplingParams, request_id: str | None, sink: Sink) -> Ticket:
         """Check a request on the caller's side and hand it to the engine thread."""

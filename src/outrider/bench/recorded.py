@@ -33,7 +33,7 @@ class Prices:
     """What things cost; the default is SmolLM2-135M on two cores, in seconds."""
 
     verify: Curve = ((1, 3.4e-3), (2, 3.7e-3), (5, 5.05e-3), (8, 6.8e-3), (16, 11e-3), (32, 18e-3))  # rows of a pass
-    lookup_s: float = 0.04e-3  # of one lookup
+    lookup_s: float = 0.02e-3  # of one lookup
     model: float = 0.67  # one token of a recorded drafter with a model, in passes of one row
     catch_up: float = 0.06  # a token that such a drafter has not read yet, in passes of one row
     overhead_s: float = 0.2e-3  # of every verification: scheduling, sampling

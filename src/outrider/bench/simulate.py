@@ -24,8 +24,9 @@ from outrider.speculation.build import assemble
 from outrider.speculation.guard import GuardRules
 from outrider.speculation.none import NoSpeculator
 from outrider.speculation.pools import FlowControl, LittleFlow, Pools, PublishedFlow
+from outrider.speculation.rehearsal import GREEDY
 from outrider.speculation.timing import StepTiming
-from outrider.types import Draft, Float32
+from outrider.types import Draft
 
 _PATIENT = GuardRules(max_slow=1 << 30)  # simulated drafters are as slow as they were told to be
 
@@ -101,16 +102,6 @@ class Row:
     verify_ms: float
     pool_level: float  # drafts that wait when a verification starts
     published_gain: tuple[float, float] | None = None
-
-
-class _Greedy:
-    """The chooser of simulated sequences, whom nobody asks."""
-
-    def pick(self, logits: Float32, output: Sequence[int]) -> int:
-        return int(logits.argmax())
-
-
-GREEDY = _Greedy()
 
 
 class Simulation:

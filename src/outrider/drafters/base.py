@@ -22,6 +22,11 @@ class Chooser(Protocol):
     A drafter that chooses with it guesses with the very noise the target will use, which raises acceptance.
     """
 
+    @property
+    def plain(self) -> bool:
+        """Whether `pick` is nothing but the best token (the lowest id of the best), whatever came before."""
+        ...
+
     def pick(self, logits: Float32, output: Sequence[int]) -> int:
         """The token this sequence would emit after `output` (its generated tokens so far) given these logits [V]."""
         ...

@@ -18,7 +18,7 @@ import numpy as np
 from outrider.drafters.base import Context, Need, Observation
 from outrider.drafters.host import Host, Pages, Store
 from outrider.errors import ConfigError
-from outrider.models.build import build_decoder
+from outrider.models.build import FEWEST, build_decoder
 from outrider.models.load import Tokenizer, load_model
 from outrider.models.spec import Decoder
 from outrider.types import NO_DRAFT, Batch, Draft, Float32
@@ -33,7 +33,7 @@ class ModelOptions:
 
     path: str = ""  # alias, folder, .gguf file or hub id
     device: str = "auto"  # where it runs; may differ from the target's
-    dtype: str = "auto"
+    dtype: str = "auto"  # auto: the fewest bits, since a drafter is only as fast as it is small
     threads: int | None = None  # CPU threads; None: the cores this process may use
     min_confidence: float = 0.0  # a draft stops behind the first token below this probability
     kv_tokens: int | None = None  # tokens of all sequences that its KV memory holds; None: from the engine's sizes
@@ -89,8 +89,9 @@ class ModelDrafter:
             raise ConfigError('drafter "model" needs a path: {"name": "model", "path": ...}', "drafters")
         loaded = load_model(options.path)
         check_tokenizer(host.tokenizer, loaded.tokenizer, options.path)
+        dtype = FEWEST if options.dtype == "auto" else options.dtype
         decoder = build_decoder(
-            loaded.spec, loaded.weights, dtype=options.dtype, device=options.device, threads=options.threads
+            loaded.spec, loaded.weights, dtype=dtype, device=options.device, threads=options.threads
         )
         store = host.new_store(decoder, options.kv_tokens or default_kv_tokens(host))
         name = Path(options.path).name.removesuffix(".gguf")

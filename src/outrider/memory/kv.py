@@ -15,10 +15,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from outrider.memory.keep import NoPrompts
+from outrider.memory.look import Gain
 from outrider.memory.place.single import Pass, Run, SingleTier
 from outrider.memory.place.step import Need
 from outrider.memory.pool import PagePool
-from outrider.memory.reading import FullAttention, Reading, Span
+from outrider.memory.reading import FullAttention, Reading
 from outrider.memory.report import ContextReport
 from outrider.memory.table import PageTable
 from outrider.models.spec import KVCache
@@ -47,6 +48,10 @@ class Seen(Protocol):
         """Queries [taps, heads, head_dim] of the last row that the index-th sequence of the plan keeps."""
         ...
 
+    def features(self, index: int, accepted: SequenceOf[int]) -> Float32 | None:
+        """States [taps, entries, hidden] of the rows that the index-th sequence of the plan keeps."""
+        ...
+
 
 class _Kept(NamedTuple):
     """What a preempted sequence takes along: its entries from `start` on, which no recomputation would give again."""
@@ -54,6 +59,7 @@ class _Kept(NamedTuple):
     start: int
     entries: int
     rows: Any
+    held: Any  # by the reading
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,12 @@ class _Done:
     draft: Draft
     verdict: Verdict
     start: int  # entries before the step
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens that were committed."""
+        known = self.work.sequence.tokens[self.start : self.start + self.work.rows]
+        return [*known, *(self.draft.tokens[node] for node in self.verdict.accepted)]
 
     @property
     def nodes(self) -> list[int]:
@@ -160,7 +172,7 @@ class KVMemory:
         ]
         for done in steps:
             self._commit(done)
-        self.reading.observe(self._spans(steps, seen))
+        self.reading.observe(self._gains(steps, seen))
         for done in steps:
             self._publish(done)
             self._rejoin(done.work.sequence)
@@ -179,11 +191,13 @@ class KVMemory:
         """
         whole, computed = self.reading.whole(sequence), sequence.computed
         if computed > whole:
-            rows = self.place.take(self._run(sequence, whole, computed - whole))
+            run = self._run(sequence, whole, computed - whole)
+            rows = self.place.take(run)
             if rows is None:
                 self.reading.redo(sequence)
             else:
-                self._kept[sequence.id] = _Kept(whole, computed - whole, rows)
+                held = self.reading.take(sequence, run.slots)
+                self._kept[sequence.id] = _Kept(whole, computed - whole, rows, held)
         self._release_pages(sequence)
         sequence.computed = 0
 
@@ -212,10 +226,15 @@ class KVMemory:
         return table
 
     def reread(self, reading: Reading) -> None:
-        """Read in another way from now on, while nobody runs. Published pages stay; the new reading is shown them."""
+        """Read in another way from now on, while nobody runs. Published pages stay; the new reading is shown them.
+
+        One that rests on the target's states cannot be shown what was computed before: then they go.
+        """
         assert not self._tables, "sequences are running"
         self.reading.close()
         self.reading = reading
+        if reading.states:
+            self.pool.drop_cached()
         size = self.cache.page_size
         pages = self.pool.published
         for start in range(0, len(pages), PAGES_AT_ONCE):
@@ -255,8 +274,7 @@ class KVMemory:
         sequence, size = done.work.sequence, self.cache.page_size
         whole = min(sequence.computed, self.reading.whole(sequence))
         if self._prefix_caching and whole // size > done.start // size:
-            accepted = [done.draft.tokens[node] for node in done.verdict.accepted]
-            known = sequence.tokens[: done.start + done.work.rows] + accepted
+            known = sequence.tokens[: done.start] + done.tokens
             self._table(sequence).publish(known[:whole])
 
     def _rejoin(self, sequence: Sequence) -> None:
@@ -266,7 +284,7 @@ class KVMemory:
             run = self._run(sequence, kept.start, kept.entries)
             self.place.put(run, kept.rows)
             sequence.computed += kept.entries
-            self.reading.rejoin(run.slots)
+            self.reading.rejoin(run.slots, kept.held)
             del self._kept[sequence.id]
 
     def _recall(self, sequence: Sequence, table: PageTable) -> None:
@@ -300,12 +318,20 @@ class KVMemory:
         table = self._table(sequence)
         return Run(sequence.id, np.asarray(table.pages, np.int32), start, table.slots(start, count))
 
-    def _spans(self, steps: SequenceOf[_Done], seen: Seen | None) -> Iterator[Span]:
+    def _gains(self, steps: SequenceOf[_Done], seen: Seen | None) -> Iterator[Gain]:
+        """What each sequence of the plan has gained; states only where somebody reads them."""
+        states = seen if self.reading.states else None
         for done in steps:
-            sequence, start = done.work.sequence, done.start
-            slots = self._table(sequence).slots(start, sequence.computed - start)
-            queries = seen.queries(done.place, done.verdict.accepted) if seen else None
-            yield Span(sequence, start, slots, queries)
+            sequence, start, accepted = done.work.sequence, done.start, done.verdict.accepted
+            yield Gain(
+                sequence.id,
+                start,
+                self._table(sequence).slots(start, sequence.computed - start),
+                done.tokens,
+                following(done.work, done.verdict, start),
+                seen.queries(done.place, accepted) if seen else None,
+                states.features(done.place, accepted) if states else None,
+            )
 
     def _needs(self) -> list[Need]:
         """What every sequence has that has pages."""
@@ -347,3 +373,11 @@ class KVMemory:
         for index, pages in enumerate(rows):
             self._view[index, : len(pages)] = pages
         return self._view[: len(rows)]
+
+
+def following(work: Work, verdict: Verdict, start: int) -> int | None:
+    """The token behind what a step computed: the target's own, or the next known one; None where the text ended."""
+    if len(verdict.tokens) > len(verdict.accepted):
+        return verdict.tokens[len(verdict.accepted)]
+    end = start + work.rows
+    return work.sequence.tokens[end] if end < len(work.sequence.tokens) else None

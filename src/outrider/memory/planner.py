@@ -123,20 +123,25 @@ def count_head_parameters(spec: DecoderSpec) -> int:
 def selector_token_bytes(spec: DecoderSpec, kind: SelectorKind, page_size: int = 16, group: int = 6) -> int:
     """Bytes per token that a selector keeps resident.
 
-    published: (1 + alpha) layers of 16-bit KV, as the paper's formula counts. head: the head's own fp32 K cache.
+    published: (1 + alpha) layers of 16-bit KV, as the paper's formula counts. head: one of the target's shape.
     pages: two fp32 vectors per page and KV head, of one layer in every `group` (0: one of all). window: nothing.
     """
     width = spec.num_kv_heads * spec.head_dim
     taps = -(-spec.num_layers // group) if group else 1
     sizes = {
         "published": 4 * (1 + spec.num_heads // spec.num_kv_heads) * width,
-        "head": 4 * width,
+        "head": -(-head_page_bytes(spec.num_kv_heads, spec.head_dim, spec.hidden_size, page_size) // page_size),
         "pages": -(-2 * 4 * taps * width // page_size),
         "window": 0,
     }
     if kind not in sizes:
         raise ConfigError.unknown(kind, sizes, "selector")
     return sizes[kind]
+
+
+def head_page_bytes(kv_heads: int, head_dim: int, hidden: int, page_size: int) -> int:
+    """Bytes that a retrieval head keeps for a page: bfloat16 keys of its entries, and the last one's fused state."""
+    return page_size * kv_heads * -(-head_dim // 16) * 16 * 2 + hidden * 4
 
 
 def footprint(

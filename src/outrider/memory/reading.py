@@ -13,43 +13,38 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from outrider.config import ContextConfig
-from outrider.memory.look import Look
+from outrider.memory.look import Gain, Look
 from outrider.memory.report import ContextReport
-from outrider.models.spec import DecoderSpec, KVCache
+from outrider.memory.selectors import read_selector
+from outrider.models.spec import Decoder, DecoderSpec, KVCache, Weights
 from outrider.sequence import Plan, Sequence
-from outrider.types import Draft, Float32, Int32, Reads, Selection
+from outrider.types import Draft, Int32, Reads, Selection
 
 if TYPE_CHECKING:
-    from outrider.memory.select import ContextReader
-
-
-@dataclass(frozen=True)
-class Span:
-    """What one sequence gained by a commit: entries `start` .. `start + len(slots) - 1`."""
-
-    sequence: Sequence
-    start: int
-    slots: Int32
-    queries: Float32 | None  # [taps, heads, head_dim] of the last of them, where the step sampled
+    from outrider.memory.select import ContextReader, HeadMemory
 
 
 class Reading(Protocol):
-    """Decides what a step reads, from its `prepare` to its `commit`. taps: layers whose queries it is to be shown."""
+    """Decides what a step reads, from its `prepare` to its `commit`.
+
+    taps, states: layers whose queries, and layers whose output states, it is to be shown.
+    """
 
     taps: tuple[int, ...]
+    states: tuple[int, ...]
 
     def select(self, plan: Plan, drafts: SequenceOf[Draft], pages: Int32) -> Selection | None:
         """What the step reads; pages [S, P] of the plan's sequences. None: everything."""
         ...
 
-    def observe(self, spans: Iterable[Span]) -> None:
+    def observe(self, gains: Iterable[Gain]) -> None:
         """What the step committed."""
         ...
 
@@ -65,8 +60,12 @@ class Reading(Protocol):
         """The sequence starts on `computed` whole entries of an earlier one."""
         ...
 
-    def rejoin(self, slots: Int32) -> None:
-        """Entries that a preempted sequence took along are back in `slots`, ascending."""
+    def take(self, sequence: Sequence, slots: Int32) -> Any:
+        """What is held for entries that a preempted sequence takes along, for `rejoin`."""
+        ...
+
+    def rejoin(self, slots: Int32, held: Any = None) -> None:
+        """Entries that a preempted sequence took along, or that a cache holds, are in `slots`, ascending."""
         ...
 
     def redo(self, sequence: Sequence) -> None:
@@ -90,11 +89,12 @@ class FullAttention:
     """Everything is read, always; nothing is held."""
 
     taps: tuple[int, ...] = ()
+    states: tuple[int, ...] = ()
 
     def select(self, plan: Plan, drafts: SequenceOf[Draft], pages: Int32) -> Selection | None:
         return None
 
-    def observe(self, spans: Iterable[Span]) -> None:
+    def observe(self, gains: Iterable[Gain]) -> None:
         """Nothing to learn."""
 
     def due(self, sequence: Sequence) -> int:
@@ -106,8 +106,11 @@ class FullAttention:
     def adopt(self, sequence: Sequence) -> None:
         """All entries are whole."""
 
-    def rejoin(self, slots: Int32) -> None:
+    def take(self, sequence: Sequence, slots: Int32) -> Any:
         """Nobody takes anything along."""
+
+    def rejoin(self, slots: Int32, held: Any = None) -> None:
+        """Nothing is held."""
 
     def redo(self, sequence: Sequence) -> None:
         """It would be read in full anyway."""
@@ -130,7 +133,7 @@ class SparseAttention:
 
     def __init__(self, reader: ContextReader, cache: KVCache, mode: str) -> None:
         self.reader = reader
-        self.taps = reader.taps
+        self.taps, self.states = reader.taps, reader.states
         self._cache, self._mode = cache, mode
         self._whole: dict[int, int] = {}  # by sequence id
         self._partly: set[int] = set()  # sequences that do not read everything in the open step
@@ -145,15 +148,15 @@ class SparseAttention:
         self._select_s += perf_counter() - started
         return selection
 
-    def observe(self, spans: Iterable[Span]) -> None:
-        gained = [span for span in spans if len(span.slots)]
-        self._fold(span.slots for span in gained)
-        for span in gained:
-            number, end = span.sequence.id, span.start + len(span.slots)
-            if span.queries is not None:
-                self.reader.remember(number, span.queries)
-            if number not in self._partly and span.start <= self._whole.get(number, 0):
-                self._whole[number] = max(end, self._whole.get(number, 0))
+    def observe(self, gains: Iterable[Gain]) -> None:
+        gained = [gain for gain in gains if len(gain.slots)]
+        self._fold(gain.slots for gain in gained)
+        started = perf_counter()
+        self.reader.learn(gained)
+        self._select_s += perf_counter() - started
+        for number, start, slots, *_ in gained:
+            if number not in self._partly and start <= self._whole.get(number, 0):
+                self._whole[number] = max(start + len(slots), self._whole.get(number, 0))
 
     def due(self, sequence: Sequence) -> int:
         behind = self._behind(sequence)
@@ -165,8 +168,12 @@ class SparseAttention:
     def adopt(self, sequence: Sequence) -> None:
         self._whole[sequence.id] = max(sequence.computed, self.whole(sequence))
 
-    def rejoin(self, slots: Int32) -> None:
+    def take(self, sequence: Sequence, slots: Int32) -> Any:
+        return self.reader.take(sequence.id, slots)
+
+    def rejoin(self, slots: Int32, held: Any = None) -> None:
         self._fold([slots])
+        self.reader.put(slots, held)
 
     def redo(self, sequence: Sequence) -> None:
         self._whole[sequence.id] = max(sequence.computed, self._whole.get(sequence.id, 0))
@@ -215,6 +222,7 @@ class LosslessAttention(SparseAttention):
     def select(self, plan: Plan, drafts: SequenceOf[Draft], pages: Int32) -> Selection | None:
         for work in plan.works:
             self._budgets[work.sequence.id] = work.sequence.params.context_budget
+        self.reader.follow(self._looks(plan, drafts, pages))
         return None
 
     def choose(self, sequence_id: int, length: int, block: int, pages: Int32) -> Int32 | None:
@@ -236,16 +244,41 @@ class LosslessAttention(SparseAttention):
 
 
 def make_reading(
-    config: ContextConfig, spec: DecoderSpec, cache: KVCache, threads: int | None = None
+    config: ContextConfig,
+    spec: DecoderSpec,
+    cache: KVCache,
+    threads: int | None = None,
+    head: HeadMemory | None = None,
 ) -> FullAttention | SparseAttention:
-    """The reading that a configuration asks for. ConfigError where the selector is unknown or the budget too small."""
+    """The reading that a configuration asks for; `head` is the memory of its retrieval head, where it names one.
+
+    ConfigError where the selector is unknown or the budget too small.
+    """
     if config.mode == "full":
         return FullAttention()
     from outrider.kernels.cpu.pool import usable_threads  # only who selects pays for importing these
     from outrider.memory.select import make_reader
 
+    pages, size = cache.num_pages, cache.page_size
     if config.mode == "lossless":
-        drafting = make_reader(replace(config, mode="sparse"), spec, cache.num_pages, cache.page_size)
+        drafting = make_reader(replace(config, mode="sparse"), spec, pages, size, head)
         return LosslessAttention(drafting, cache, config.mode)
-    reader = make_reader(config, spec, cache.num_pages, cache.page_size, threads=usable_threads(threads))
+    reader = make_reader(config, spec, pages, size, head, usable_threads(threads))
     return SparseAttention(reader, cache, config.mode)
+
+
+def make_head(
+    config: ContextConfig, decoder: Decoder, weights: Weights, cache: KVCache, positions: int
+) -> HeadMemory | None:
+    """The memory of the retrieval head that a configuration names, for contexts of up to `positions`; None: no head.
+
+    ModelError where the head is not one of this target.
+    """
+    choice = read_selector(config.selector)
+    if config.mode == "full" or choice.path is None:
+        return None
+    from outrider.memory.select.head_memory import HeadMemory
+    from outrider.memory.select.head_weights import load_weights
+
+    pruned, embeddings = load_weights(choice.path, decoder.spec, weights["embed"], positions)
+    return HeadMemory(pruned, embeddings, lambda: decoder.taps, cache.num_pages, cache.page_size)

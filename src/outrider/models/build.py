@@ -12,6 +12,7 @@ from outrider.errors import ConfigError, ModelError
 from outrider.models.spec import Decoder, DecoderSpec, Weights
 
 Backend = Literal["auto", "compiled", "reference"]
+FEWEST = "fewest"  # a dtype: as few bits as the decoder can multiply
 log = logging.getLogger(__name__)
 
 
@@ -30,7 +31,8 @@ def build_decoder(
 
     backend auto takes the compiled decoder on a CPU and falls back, with a warning, to the reference where the
     compiled one does not know the model's wiring; accelerators use the reference. dtype auto is the decoder's own
-    best choice: bfloat16 on an accelerator, and on a CPU whatever the compiled decoder makes of the stored weights.
+    best choice: bfloat16 on an accelerator, and on a CPU whatever the compiled decoder makes of the stored weights;
+    "fewest" is the same with 4 bits on a CPU, for drafters, whose errors cost acceptance and never a token.
     ModelError or ConfigError where the weights, the device or the types do not fit.
     """
     if backend not in get_args(Backend):
@@ -53,6 +55,7 @@ def _compiled(
     # Imported here because Numba takes seconds to import, which an accelerator should not wait for.
     from outrider.models.compiled import CompiledDecoder
 
+    dtype = "int4" if dtype == FEWEST else dtype
     return CompiledDecoder.build(spec, weights, dtype=dtype, kv_dtype=kv_dtype, threads=threads, taps=tuple(taps))
 
 
@@ -62,7 +65,7 @@ def _reference(
     # Imported here because PyTorch takes seconds to import, which the compiled decoder should not wait for.
     from outrider.models.decoder import ReferenceDecoder
 
-    if dtype == "auto":
+    if dtype in ("auto", FEWEST):
         dtype = "float32" if device == "cpu" else "bfloat16"
     return ReferenceDecoder.build(spec, weights, dtype=dtype, device=device, kv_dtype=kv_dtype, taps=taps)
 

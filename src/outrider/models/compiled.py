@@ -69,6 +69,11 @@ class CompiledDecoder:
         packed = _PackedModel(spec, weights, dtype, taps)  # type: ignore[arg-type]
         return cls(spec, packed, kv_dtype, usable_threads(threads), taps, isa.resolve(isa.wanted()))
 
+    @property
+    def embedding(self) -> NDArray:
+        """The record (layout.MATRIX) of the packed embedding, for those who read its rows beside this decoder."""
+        return self._packed.matrices[self.spec.num_layers, layout.EMBED]
+
     def new_cache(self, num_pages: int, page_size: int) -> PagedKVCache:
         """An empty cache of this decoder's KV type."""
         spec = self.spec

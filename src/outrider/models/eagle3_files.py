@@ -1,4 +1,4 @@
-"""EAGLE-3 heads as folders: both public layouts are read, the older one (`midlayer.*`) is written.
+"""EAGLE-3 heads as PyTorch modules, from folders (eagle3_store.py) and into the public `midlayer.*` layout.
 
 A head stored as pytorch_model.bin is refused: reading it would run code of the file.
 """
@@ -12,42 +12,36 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
-from outrider.errors import ModelError
-from outrider.models.eagle3 import Eagle3Head, Embedding, spec_from_config
+from outrider.models.eagle3 import Eagle3Head, Embedding
+from outrider.models.eagle3_spec import spec_from_config
+from outrider.models.eagle3_store import CONFIG, EMBEDDING, WEIGHTS, StoredHead, read_head, stored_head
 from outrider.models.spec import DecoderSpec
-
-WEIGHTS = "model.safetensors"
-CONFIG = "config.json"
 
 
 def load_head(folder: str | Path, target: DecoderSpec) -> Eagle3Head:
     """The head in a folder, in fp32 on the CPU. ModelError says what is missing or does not belong to the target."""
-    folder = Path(folder)
-    return head_from_tensors(_read_config(folder), _read_tensors(folder), target)
+    return head_from_stored(read_head(folder, target))
 
 
 def head_from_tensors(config: Mapping[str, Any], tensors: Mapping[str, Tensor], target: DecoderSpec) -> Eagle3Head:
     """A head of stored tensors, named in either layout."""
-    spec = spec_from_config(config, target)
-    stored = {_canonical(name): tensor for name, tensor in tensors.items() if not name.endswith("rotary_emb.inv_freq")}
-    head = Eagle3Head(spec)
-    if "embed_tokens.weight" in stored:
-        head.embed_tokens = Embedding(torch.zeros(spec.vocab_size, spec.hidden_size))
-    expected = head.state_dict()
-    if spec.draft_vocab_size == spec.vocab_size:
-        stored = {"d2t": expected["d2t"], "t2d": expected["t2d"], **stored}
-    _check_names(set(stored), set(expected))
-    for name, tensor in stored.items():
-        if tensor.shape != expected[name].shape:
-            found, wanted = list(tensor.shape), list(expected[name].shape)
-            raise ModelError(f"the head's {name} has shape {found}, its config asks for {wanted}")
-    _check_vocabulary(stored["d2t"], stored["t2d"])
-    head.load_state_dict(stored)
+    arrays = {name: (t.float() if t.is_floating_point() else t).numpy() for name, t in tensors.items()}
+    return head_from_stored(stored_head(spec_from_config(config, target), arrays))
+
+
+def head_from_stored(stored: StoredHead) -> Eagle3Head:
+    """The head that lies in a folder, as a module."""
+    head = Eagle3Head(stored.spec)
+    if EMBEDDING in stored.weights:
+        head.embed_tokens = Embedding(torch.zeros(stored.spec.vocab_size, stored.spec.hidden_size))
+    tensors = {name: torch.from_numpy(np.array(weight.dense())) for name, weight in stored.weights.items()}
+    tensors |= {"d2t": torch.from_numpy(np.array(stored.d2t)), "t2d": torch.from_numpy(np.array(stored.t2d))}
+    head.load_state_dict(tensors)
     return head.eval()
 
 
@@ -90,42 +84,3 @@ def config_of(head: Eagle3Head) -> dict[str, Any]:
         "eagle_config": {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": list(spec.taps)},
         "torch_dtype": str(head.fc.weight.dtype).removeprefix("torch."),
     }
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    try:
-        return json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"{folder} holds no {CONFIG}; give the folder of an EAGLE-3 head") from None
-    except ValueError as error:
-        raise ModelError(f"{folder / CONFIG} is not readable JSON ({error}); fetch the head again") from None
-
-
-def _read_tensors(folder: Path) -> dict[str, Tensor]:
-    file = folder / WEIGHTS
-    if not file.exists():
-        raise ModelError(f"{folder} holds no {WEIGHTS}; heads stored as .bin must be converted to safetensors first")
-    try:
-        return load_file(file)
-    except SafetensorError as error:
-        raise ModelError(f"{file} is not a readable safetensors file ({error}); fetch the head again") from None
-
-
-def _canonical(name: str) -> str:
-    """A stored name in the `midlayer.*` layout."""
-    name = name.removeprefix("model.")
-    return "midlayer." + name.removeprefix("layers.0.") if name.startswith("layers.0.") else name
-
-
-def _check_names(stored: set[str], expected: set[str]) -> None:
-    for verb, names in (("lacks", expected - stored), ("has a superfluous", stored - expected)):
-        if names:
-            raise ModelError(f"the head {verb} {', '.join(sorted(names)[:4])}; this is not an EAGLE-3 head's file")
-
-
-def _check_vocabulary(d2t: Tensor, t2d: Tensor) -> None:
-    """The two maps must name the same tokens, each once, inside the target's vocabulary."""
-    ids = torch.arange(len(d2t)) + d2t
-    inside = bool(((ids >= 0) & (ids < len(t2d))).all())
-    if not inside or not torch.equal(ids.unique(), t2d.nonzero().flatten()) or len(ids.unique()) != len(ids):
-        raise ModelError("the head's d2t and t2d do not name the same tokens of the target; fetch the head again")

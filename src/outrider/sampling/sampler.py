@@ -52,6 +52,11 @@ class Sampler:
         self._own, self._flip, self._redraw = (stream(seed, index, lane) for lane in (_OWN, _FLIP, _REDRAW))
 
     @property
+    def plain(self) -> bool:
+        """Whether `pick` is nothing but the best token, whatever came before."""
+        return self.greedy and not self._processors
+
+    @property
     def needs_logits(self) -> bool:
         """Whether the best token of a row is not enough."""
         return not self.greedy or bool(self._processors) or self.params.logprobs is not None

@@ -33,7 +33,7 @@ from outrider.server.requests import ChatRequest, NamedTool, Tool
 from outrider.server.sampling import check_length, sampling_params
 from outrider.server.spans import Spans
 from outrider.server.state import ServerState, record_of
-from outrider.server.stream import DONE, EventStream, answer, event
+from outrider.server.stream import DONE, Chunks, EventStream, answer
 from outrider.server.usage import Meter, Usage
 
 TAIL = 8  # last prompt tokens in which an opened <think> is looked for
@@ -158,15 +158,13 @@ class Conversation:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Server-sent events."""
         options = self._body.stream_options
-        head = self._head | {"object": "chat.completion.chunk"}
+        written = Chunks(self._head | {"object": "chat.completion.chunk"})
+        counted = options is not None and options.continuous_usage_stats
         async with aclosing(self._chunks()) as chunks:
             async for choice, _ in chunks:
-                chunk = head | {"choices": [choice]}
-                if options and options.continuous_usage_stats:
-                    chunk["usage"] = self._usage.to_dict()
-                yield event(chunk)
+                yield written.of(choice, self._usage.to_dict() if counted else None)
         if options and options.include_usage:
-            yield event(head | {"choices": [], "usage": self._usage.to_dict()})
+            yield written.usage(self._usage.to_dict())
         yield DONE
 
     async def whole(self) -> dict[str, Any]:

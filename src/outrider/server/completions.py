@@ -21,7 +21,7 @@ from outrider.server.requests import CompletionRequest
 from outrider.server.sampling import check_length, sampling_params
 from outrider.server.spans import Spans
 from outrider.server.state import ServerState, record_of
-from outrider.server.stream import DONE, EventStream, answer, event
+from outrider.server.stream import DONE, Chunks, EventStream, answer
 from outrider.server.usage import Meter, Usage
 from outrider.types import Logprob
 
@@ -112,14 +112,13 @@ class Completion:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Server-sent events."""
         options = self._body.stream_options
+        written = Chunks(self._head)
+        counted = options is not None and options.continuous_usage_stats
         async with aclosing(self._chunks()) as chunks:
             async for choice, _ in chunks:
-                chunk = self._head | {"choices": [choice]}
-                if options and options.continuous_usage_stats:
-                    chunk["usage"] = self._usage.to_dict()
-                yield event(chunk)
+                yield written.of(choice, self._usage.to_dict() if counted else None)
         if options and options.include_usage:
-            yield event(self._head | {"choices": [], "usage": self._usage.to_dict()})
+            yield written.usage(self._usage.to_dict())
         yield DONE
 
     async def whole(self) -> dict[str, Any]:

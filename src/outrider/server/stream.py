@@ -24,12 +24,32 @@ HEADERS = [
 LEFT = 499  # the status that logs know for a client that left
 
 
+DONE = b"data: [DONE]\n\n"
+_to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
 def event(data: Any) -> bytes:
     """One server-sent event."""
-    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n\n"
+    return b"data: " + _to_json(data).encode("utf-8", "replace") + b"\n\n"
 
 
-DONE = b"data: [DONE]\n\n"
+class Chunks:
+    """The events of one stream: all begin alike, so that only what is new is written for every token."""
+
+    def __init__(self, head: dict[str, Any]) -> None:
+        """head: what every chunk says; not empty."""
+        self._head = head
+        self._front = b"data: " + _to_json(head).encode("utf-8", "replace")[:-1] + b',"choices":['
+
+    def of(self, choice: dict[str, Any], usage: dict[str, Any] | None = None) -> bytes:
+        """One choice, and the usage so far where it is given."""
+        told = _to_json(choice)
+        more = f',"usage":{_to_json(usage)}' if usage is not None else ""
+        return self._front + f"{told}]{more}}}\n\n".encode("utf-8", "replace")
+
+    def usage(self, usage: dict[str, Any]) -> bytes:
+        """The last chunk, which tells the usage and no choice."""
+        return event(self._head | {"choices": [], "usage": usage})
 
 
 class EventStream(Response):
@@ -42,6 +62,7 @@ class EventStream(Response):
         self._state, self._samples, self._events = state, samples, events
         self._started = False
         self._last = monotonic()
+        self._writing: float | None = None  # since when the client has been expected to read
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the generator until it ends, fails, or the client leaves or stops reading."""
@@ -49,7 +70,8 @@ class EventStream(Response):
         finished = False
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_cancel_when_left, receive, tasks.cancel_scope)
-            tasks.start_soon(self._beat, tasks.cancel_scope)
+            tasks.start_soon(self._beat)
+            tasks.start_soon(self._watch, tasks.cancel_scope)
             finished = await self._pump(receive)
             tasks.cancel_scope.cancel()
         if not finished:
@@ -62,8 +84,6 @@ class EventStream(Response):
                     async for block in events:
                         await self._write(block)
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-        except SlowClientError:
-            return False
         except Exception as error:
             await self._fail(error, receive)
         return True
@@ -72,11 +92,9 @@ class EventStream(Response):
         if not self._started:
             self._started = True
             await self._send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-        self._last = monotonic()
-        with anyio.move_on_after(self._state.settings.write_timeout) as scope:
-            await self._send({"type": "http.response.body", "body": block, "more_body": True})
-        if scope.cancelled_caught:
-            raise SlowClientError
+        self._last = self._writing = monotonic()
+        await self._send({"type": "http.response.body", "body": block, "more_body": True})
+        self._writing = None
 
     async def _fail(self, error: Exception, receive: Receive) -> None:
         """Tell an error: as a response of its own, or as the last event of a stream that has begun."""
@@ -87,21 +105,22 @@ class EventStream(Response):
         body = event(error_body(error)) + DONE
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
-    async def _beat(self, tasks: anyio.CancelScope) -> None:
+    async def _beat(self) -> None:
         """Comments in long silences, so that proxies keep the connection."""
         interval = self._state.settings.heartbeat
         while True:
             await anyio.sleep(max(0.0, self._last + interval - monotonic()))
-            if monotonic() - self._last < interval:
-                continue
-            try:
+            if self._writing is not None:
+                self._last = monotonic()  # a client that does not read needs no comment
+            elif monotonic() - self._last >= interval:
                 await self._write(b": waiting\n\n")
-            except SlowClientError:
-                tasks.cancel()
 
-
-class SlowClientError(Exception):
-    """The client did not read its stream within the time allowed."""
+    async def _watch(self, tasks: anyio.CancelScope) -> None:
+        """Give the stream up when its client has not read for too long: one timer for all writes, not one for each."""
+        allowed = self._state.settings.write_timeout
+        while self._writing is None or monotonic() - self._writing < allowed:
+            await anyio.sleep(allowed - (0 if self._writing is None else monotonic() - self._writing))
+        tasks.cancel()
 
 
 async def answer(

@@ -82,7 +82,5 @@ class Meter:
             self._metrics.first.observe(now - self._start)
             self._record["ttft_ms"] = round(1e3 * (now - self._start), 2)
         if choice in self._last:
-            gap = (now - self._last[choice]) / tokens
-            for _ in range(tokens):
-                self._metrics.each.observe(gap)
+            self._metrics.each.observe((now - self._last[choice]) / tokens, tokens)
         self._last[choice] = now

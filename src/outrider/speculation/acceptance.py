@@ -22,7 +22,8 @@ _GLOBAL_MEMORY = 0.998  # share of old evidence kept per observation, tables
 _REQUEST_MEMORY = 0.92  # the same, factor of a request, per round
 _PRIOR = 4.0  # weight of the priors, in observations
 _SKILL_PRIOR = 2.0  # a request's own evidence outweighs the tables after about so many tokens
-_OPTIMISM = 0.2  # hits granted to a drafter that is not tried yet
+_OPTIMISM = 0.2  # hits granted to a drafter that is not tried yet on a request
+_HOPE = 4.0  # hits granted, at every position, to one that is not tried yet at all; what trying costs is bounded
 _LOWEST, _HIGHEST = 0.005, 0.995
 
 
@@ -73,6 +74,11 @@ class Rate:
         self._hits = self._hits * _GLOBAL_MEMORY + hit
         self._tries = self._tries * _GLOBAL_MEMORY + 1.0
         self.value = self._hits / self._tries
+
+    @property
+    def hoped(self) -> float:
+        """The rate as one who has seen little may hope it to be."""
+        return (self._hits + _HOPE) / (self._tries + _HOPE)
 
 
 @dataclass
@@ -133,12 +139,13 @@ class Acceptance:
         if not draft.tokens or not draft.is_chain:
             return draft
         rates = self._tables[name].rates(len(draft), draft.confidence)
-        believed = _scaled(rates, self._skill(sequence_id, name), 0.0)
+        believed = _scaled([rate.value for rate in rates], self._skill(sequence_id, name), 0.0)
         return Draft(draft.tokens, None, draft.probs, draft.drafter, tuple(believed))
 
     def expected(self, sequence_id: int, name: str, depth: int) -> list[float]:
         tables = self._tables[name]
-        expected = _scaled(tables.rates(depth, None), self._skill(sequence_id, name), _OPTIMISM)
+        rates = [rate.hoped for rate in tables.rates(depth, None)]
+        expected = _scaled(rates, self._skill(sequence_id, name), _OPTIMISM)
         return [expected[0] * tables.proposes.value, *expected[1:]] if expected else expected
 
     def learn(self, trials: Sequence[Trial]) -> None:
@@ -181,10 +188,10 @@ def survival(draft: Draft) -> list[float]:
     return reached
 
 
-def _scaled(rates: Sequence[Rate], skill: Skill, optimism: float) -> list[float]:
+def _scaled(rates: Sequence[float], skill: Skill, optimism: float) -> list[float]:
     """The rates times the request's factors, kept away from 0 and 1."""
     later = skill.factor(1, optimism)
-    scaled = [min(max(rate.value * later, _LOWEST), _HIGHEST) for rate in rates]
+    scaled = [min(max(rate * later, _LOWEST), _HIGHEST) for rate in rates]
     if rates:
-        scaled[0] = min(max(rates[0].value * skill.factor(0, optimism), _LOWEST), _HIGHEST)
+        scaled[0] = min(max(rates[0] * skill.factor(0, optimism), _LOWEST), _HIGHEST)
     return scaled

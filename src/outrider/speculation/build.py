@@ -15,12 +15,14 @@ from outrider.errors import ConfigError
 from outrider.models.load import Tokenizer
 from outrider.models.spec import Decoder, Weights
 from outrider.speculation.acceptance import Acceptance, Estimates, NoEstimates
-from outrider.speculation.costs import CostTable, DraftCosts
+from outrider.speculation.costs import CostTable
 from outrider.speculation.goodput import GoodputLength, GoodputRules
 from outrider.speculation.guard import DEFAULT_RULES, Clock, GuardedDrafter, GuardRules
 from outrider.speculation.hedge import HedgeRules, HedgeVote
 from outrider.speculation.length import FixedLength, LengthPolicy, TrendLength, TrendRules
 from outrider.speculation.none import NoSpeculator
+from outrider.speculation.prices import DraftCosts
+from outrider.speculation.rehearsal import rehearse
 from outrider.speculation.speculator import Speculator
 from outrider.speculation.store import new_store
 from outrider.speculation.vote import MajorityRules, MajorityVote, NoVote, VotePolicy
@@ -69,7 +71,12 @@ def assemble(
     names = [drafter.name for drafter in guarded]
     asks = config.vote == "hedge" or config.length == "goodput"
     estimates = Acceptance(names) if asks else NoEstimates()
-    length = make_length(config, estimates, names, measure, parallel)
+    prices = DraftCosts(names)
+    if measure and config.length == "goodput":
+        for drafter in drafters:
+            for calls in rehearse(drafter, clock):
+                prices.update({drafter.name: calls})
+    length = make_length(config, estimates, prices, measure, parallel)
     return Speculator(guarded, make_vote(config, names), length, estimates, clock)
 
 
@@ -86,7 +93,7 @@ def make_vote(config: SpeculativeConfig, names: Sequence[str]) -> VotePolicy:
 def make_length(
     config: SpeculativeConfig,
     estimates: Estimates,
-    names: Sequence[str],
+    prices: DraftCosts,
     measure: Callable[[int], float] | None = None,
     parallel: bool = False,
 ) -> LengthPolicy:
@@ -95,7 +102,7 @@ def make_length(
     if config.length == "goodput":
         rules = _options(GoodputRules, config.length_options, "length_options")
         costs = CostTable.measured(measure, MEASURED_ROWS) if measure else CostTable.assumed()
-        return GoodputLength(low, high, estimates, costs, DraftCosts(names), rules, parallel)
+        return GoodputLength(low, high, estimates, costs, prices, rules, parallel)
     if config.length == "trend":
         return TrendLength(max(low, 1), high, _options(TrendRules, config.length_options, "length_options"))
     _options(_NoOptions, config.length_options, "length_options")

@@ -24,6 +24,7 @@ class Market:
     step: Float64  # [J] of one more pass of a drafter
     token: Float64  # [J] of one more token of a drafter
     serial: float  # share of the time of all but the longest drafter that comes on top of it
+    entry: Float64 | None = None  # [J, n] of beginning with a sequence: reading what was not read yet, per round
 
 
 def plan_depths(
@@ -70,6 +71,8 @@ def _depths_of(
     """The best depths of one team and their worth."""
     values = added_values(np.where(team[:, :, None], expected, 0.0), standing, market)
     values -= _side_by_side(team * market.token[:, None], market.serial)[:, None]
+    if market.entry is not None:
+        values[:, 0] -= _side_by_side(team * market.entry, market.serial)
     values[np.arange(values.shape[1]) >= np.asarray(limits)[:, None]] = -np.inf
     cumulated = np.concatenate((np.zeros((len(values), 1)), values.cumsum(axis=1)), axis=1)
     step_cost = float(_side_by_side(team.any(axis=1) * market.step, market.serial))

@@ -6,9 +6,10 @@ them as raise (tokens gained) / (seconds of the step). That is also the early st
 confidence, and all behind it, is not verified.
 
 Drafters that cost next to nothing are asked as deep as allowed and trimmed afterwards. For the others the depth is
-chosen beforehand: what they are expected to add to the drafts that stand already, against their own cost.
-A costly drafter that rests, and a batch that verifies nothing, are probed now and then, more and more seldom. The
-first token of every proposal is scored by plain steps too, so requests recover without probes of their own.
+chosen beforehand: what they are expected to add to the drafts that stand already, against their own cost, what they
+must read first included. All of that is paid for from an account (account.py), so that trying a drafter costs little
+whatever it is like. One that rests, and a batch that verifies nothing, are probed now and then, more and more seldom.
+The first token of every proposal is scored by plain steps too, so requests recover without probes of their own.
 """
 
 from __future__ import annotations
@@ -21,8 +22,12 @@ import numpy as np
 
 from outrider.errors import ConfigError
 from outrider.speculation.acceptance import Estimates, survival
-from outrider.speculation.costs import Calls, CostTable, DraftCosts, RunningMean
+from outrider.speculation.account import Account
+from outrider.speculation.costs import CostTable, RunningMean
 from outrider.speculation.depths import Market, plan_depths
+from outrider.speculation.length import Unread, nothing_unread
+from outrider.speculation.prices import Calls, DraftCosts
+from outrider.speculation.probe import Probe, Rest
 from outrider.speculation.timing import StepTiming
 from outrider.speculation.trial import Trial, head, subset
 from outrider.types import Draft
@@ -32,45 +37,34 @@ from outrider.types import Draft
 class GoodputRules:
     """Settings of the goodput length."""
 
-    cheap: float = 0.02  # a drafter whose token, of all sequences, costs less of a verification is always asked
+    cheap: float = 0.03  # a drafter whose longest drafts, of all sequences, cost less of a plain step is always asked
     margin_on: float = 0.01  # predicted gain that keeps speculation on
     margin_off: float = 0.04  # predicted gain that switches it on again (hysteresis)
     first_probe: int = 16  # idle rounds before the first probe
     last_probe: int = 128  # probes never come more seldom than this
     probe_depth: int = 2  # tokens of a probe
+    allowance: float = 1.0  # plain steps of time that trying may cost at first: costly drafters, and verifying drafts
+    share: float = 0.005  # share of decoding time that each of both may cost from then on
+    credit: float = 16.0  # plain steps of time that each may save up by what it gains
+    patience: int = 8  # rounds in a row whose drafts are not worth verifying before nobody drafts for a while
+    longest_rest: int = 16  # rounds of such a while at most; each is twice as long as the one before
 
     def __post_init__(self) -> None:
         if not 0 <= self.margin_on <= self.margin_off or self.cheap < 0:
             raise ConfigError("goodput: use 0 <= margin_on <= margin_off and cheap from 0", "length_options")
         if not 1 <= self.first_probe <= self.last_probe or self.probe_depth < 1:
             raise ConfigError("goodput: use 1 <= first_probe <= last_probe and probe_depth from 1", "length_options")
+        if not 0 <= self.allowance <= self.credit or not 0 <= self.share <= 1:
+            raise ConfigError("goodput: use 0 <= allowance <= credit and share in [0, 1]", "length_options")
+        if self.patience < 1 or self.longest_rest < 0:
+            raise ConfigError("goodput: use patience from 1 and longest_rest from 0", "length_options")
 
 
 _HIDDEN = 0.9  # drafting below this share of a verification is hidden by a pipeline
 _VERIFICATION = "verification"  # probed when the whole batch verifies nothing
-
-
-class Probe:
-    """Counts idle rounds; due for two rounds at growing intervals.
-
-    Two, because in the first one a drafter may have to catch up with what was decoded while it rested.
-    """
-
-    __slots__ = ("_again", "_idle", "_interval")
-
-    def __init__(self, interval: int) -> None:
-        self._idle, self._interval, self._again = 0, interval, False
-
-    def due(self, rules: GoodputRules) -> bool:
-        """One more idle round: is it one for probing?"""
-        if self._again:
-            self._again = False
-            return True
-        self._idle += 1
-        if self._idle < self._interval:
-            return False
-        self._idle, self._interval, self._again = 0, min(2 * self._interval, rules.last_probe), True
-        return True
+_REVIEW = 16  # steps after which it is looked up anew which drafters are cheap
+_LIFE = 128.0  # tokens a sequence is expected to gain, before any has ended
+_ROUND = 2.0  # tokens a sequence gains per round, where what it costs to begin with it is spread over its life
 
 
 class GoodputLength:
@@ -102,27 +96,53 @@ class GoodputLength:
         self._rate = _Throughput()
         self._spare_rows = 0  # rows of the last step that belonged to nobody who drafts
         self._probes: dict[str, Probe] = {}  # of idle drafters, and of the batch when nothing is verified
+        self._account = Account(self._rules.allowance, self._rules.credit)  # of the costly drafters
+        self._rows_account = Account(self._rules.allowance, self._rules.credit)  # of verifying what anybody drafted
+        self._rest = Rest(self._rules.patience, self._rules.longest_rest)
+        self._cheap: dict[tuple[str, int], bool] = {}  # by drafter and sequences, until the next review
+        self._lives = Lives(_LIFE)
+        self._steps = 0
+
+    def awake(self) -> bool:
+        return self._low > 0 or not self._rest.resting()
 
     def depths(
-        self, name: str, ids: Sequence[int], limits: Sequence[int], standing: Sequence[Mapping[str, Draft]]
+        self,
+        name: str,
+        ids: Sequence[int],
+        limits: Sequence[int],
+        standing: Sequence[Mapping[str, Draft]],
+        unread: Unread = nothing_unread,
     ) -> list[int]:
         most = [min(limit, self.max_depth) for limit in limits]
         if self._is_cheap(name, len(ids)) or not any(most):
             return most
+        if not self._draft_costs.known(name):
+            return self._introduction(name, most)
         if self._plan is None:
-            self._plan = self._plan_round(ids, most, standing)
+            self._plan = self._affordable(self._plan_round(ids, most, standing, unread), unread)
         chosen = [max(depth, min(self._low, limit)) for depth, limit in zip(self._plan[name], most, strict=True)]
-        return self._with_probe(name, chosen, most)
+        if any(chosen):
+            self._probes.pop(name, None)
+            return chosen
+        return self._probed(name, most, unread)
 
     def trim(self, ids: Sequence[int], drafts: Sequence[Draft], limits: Sequence[int]) -> list[Draft]:
         self._plan = None
         kept = [subset(draft, nodes) for draft, nodes in zip(drafts, self._keep(drafts), strict=True)]
         if any(kept):
             self._probes.pop(_VERIFICATION, None)
-        elif any(drafts) and self._probe(_VERIFICATION).due(self._rules):
+            self._rest.end()
+        elif any(drafts):
+            self._rest.count()
+            self._probe_verification(drafts, kept)
+        return kept
+
+    def _probe_verification(self, drafts: Sequence[Draft], kept: list[Draft]) -> None:
+        """Now and then a beginning is verified although it does not seem to pay."""
+        if self._probe(_VERIFICATION).due(self._rules.last_probe):
             longest = max(range(len(drafts)), key=lambda i: len(drafts[i]))
             kept[longest] = head(drafts[longest], self._rules.probe_depth)
-        return kept
 
     def observe(self, trials: Sequence[Trial], timing: StepTiming, calls: Mapping[str, Calls]) -> None:
         drafted = sum(trial.verdict.drafted for trial in trials)
@@ -131,48 +151,119 @@ class GoodputLength:
         self._draft_costs.update(calls)
         self._overhead_s.learn(timing.overhead_s)
         self._waited_s.learn(timing.draft_s)
-        spent = [done.seconds for done in calls.values()]
-        drafted_s = max(spent, default=0.0) + self._serial * (sum(spent) - max(spent, default=0.0))
+        drafted_s = self._together([done.seconds for done in calls.values()])
         if drafted_s > 0:
             self._exposed.learn(exposure(timing.draft_s, drafted_s, timing.verify_s))
         self._rate.count(sum(len(trial.truth) for trial in trials), timing.total_s)
+        self._settle(trials, timing, calls)
+        self._lives.count(trials)
+        self._steps += 1
+        if self._steps % _REVIEW == 0:
+            self._cheap.clear()
 
     def forget(self, sequence_id: int) -> None:
-        """Nothing is held per request; the estimates are."""
+        self._lives.end(sequence_id)
 
     def _is_cheap(self, name: str, sequences: int) -> bool:
-        """Whether a step of this drafter costs next to nothing of a verification, or is not known yet."""
-        if not self._draft_costs.known(name):
-            return True
-        per_step, per_token = self._draft_costs.of(name)
-        return self._exposed.value * (per_step + per_token * sequences) <= self._rules.cheap * self._plain_s(sequences)
+        """Whether a step of this drafter costs next to nothing of a verification."""
+        cheap = self._cheap.get((name, sequences))
+        if cheap is None:
+            longest = self._draft_costs.of(name).of(self.max_depth, sequences * self.max_depth, sequences)
+            limit = self._rules.cheap * self._plain_s(sequences)
+            cheap = self._draft_costs.known(name) and self._exposed.value * longest <= limit
+            self._cheap[name, sequences] = cheap
+        return cheap
+
+    def _introduction(self, name: str, most: Sequence[int]) -> list[int]:
+        """A drafter of unknown price: a short draft for one sequence, as long as its account is not empty."""
+        self._cheap.clear()  # its price may be known after this call
+        if not self._covers(0.0):
+            return [0] * len(most)
+        return _only(most, max(range(len(most)), key=most.__getitem__), self._rules.probe_depth)
 
     def _plan_round(
-        self, ids: Sequence[int], most: Sequence[int], standing: Sequence[Mapping[str, Draft]]
+        self, ids: Sequence[int], most: Sequence[int], standing: Sequence[Mapping[str, Draft]], unread: Unread
     ) -> Mapping[str, list[int]]:
         """Depths of all costly drafters for all sequences, chosen together."""
-        names = [name for name in self._draft_costs.names if not self._is_cheap(name, len(ids))]
-        worth = self._rate.per_second(len(ids), self._plain_s(len(ids)))
+        known = self._draft_costs.known
+        names = [name for name in self._draft_costs.names if known(name) and not self._is_cheap(name, len(ids))]
+        worth = self._worth(len(ids))
         costs = self._exposed.value * worth * np.array([self._draft_costs.of(name) for name in names])
-        market = Market(worth * self._slope(len(ids)), costs[:, 0], costs[:, 1], self._serial)
+        backlog = np.array([[unread(name, i) for i in range(len(ids))] for name in names])
+        entry = costs[:, 2:] * backlog * min(1.0, _ROUND / self._lives.mean)
+        market = Market(worth * self._slope(len(ids)), costs[:, 0], costs[:, 1], self._serial, entry)
         expected = np.array([[self._estimates.expected(i, name, self.max_depth) for i in ids] for name in names])
         beside = np.array([standing_confidence(drafts.values(), market.row, self.max_depth) for drafts in standing])
         depths, gain = plan_depths(expected, most, beside, market)
         enough = gain > self._rules.margin_on * len(ids)
         return {name: row if enough else [0] * len(ids) for name, row in zip(names, depths.tolist(), strict=True)}
 
+    def _affordable(self, plan: Mapping[str, list[int]], unread: Unread) -> Mapping[str, list[int]]:
+        """The plan as far as the account covers it: else one drafter for one sequence, as deep as it does."""
+        prices = [self._price(name, depths, unread) for name, depths in plan.items() if any(depths)]
+        if not prices or self._covers(self._together(prices)):
+            return plan
+        takers = [(unread(name, i), name, i) for name, depths in plan.items() for i, deep in enumerate(depths) if deep]
+        _, name, first = min(takers)
+        rest = {other: [0] * len(depths) for other, depths in plan.items()}
+        for depth in range(plan[name][first], 0, -1):
+            few = _only(plan[name], first, depth)
+            if self._covers(self._price(name, few, unread)):
+                return {**rest, name: few}
+        return rest
+
+    def _probed(self, name: str, most: Sequence[int], unread: Unread) -> list[int]:
+        """A drafter that rests altogether is asked for a short draft now and then, if it could pay at its best."""
+        able = [i for i, depth in enumerate(most) if depth]
+        lucky = min(able, key=lambda i: unread(name, i))
+        probe = _only(most, lucky, self._rules.probe_depth)
+        affordable = self._covers(self._price(name, probe, unread))
+        if affordable and self._could_pay(name, len(able)) and self._probe(name).due(self._rules.last_probe):
+            return probe
+        return [0] * len(most)
+
+    def _could_pay(self, name: str, sequences: int) -> bool:
+        """Whether one more token of everybody would be worth its price if it were always right."""
+        drafting = self._exposed.value * self._draft_costs.of(name).of(1, sequences, 0)
+        return self._worth(sequences) * (drafting + sequences * self._slope(sequences)) < sequences
+
+    def _price(self, name: str, depths: Sequence[int], unread: Unread) -> float:
+        """Seconds that the target waits for such a draft, reading what the drafter has not read yet included."""
+        backlog = sum(unread(name, i) for i, depth in enumerate(depths) if depth)
+        return self._exposed.value * self._draft_costs.of(name).of(max(depths), sum(depths), backlog)
+
+    def _covers(self, seconds: float) -> bool:
+        """Whether the account covers a draft of this price."""
+        return self._account.covers(seconds / self._costs.time(1, 1))
+
+    def _together(self, seconds: Sequence[float]) -> float:
+        """Seconds of several drafters' calls: side by side, or one after another."""
+        longest = max(seconds, default=0.0)
+        return longest + self._serial * (sum(seconds) - longest)
+
+    def _settle(self, trials: Sequence[Trial], timing: StepTiming, calls: Mapping[str, Calls]) -> None:
+        """Book what drafting took, what verifying its drafts took, and what its accepted tokens saved."""
+        sequences = max(1, len(trials))
+        costly = {name for name in calls if not self._is_cheap(name, sequences)}
+        spent = self._together([calls[name].seconds for name in costly])
+        one, income = self._costs.time(1, 1), self._rules.share * timing.total_s
+        self._account.book((income - self._exposed.value * spent) / one)
+        self._rows_account.book(income / one)
+        for trial in trials:
+            if trial.verdict.drafted:
+                saved = len(trial.verdict.accepted) * self._plain_s(sequences) / sequences
+                gained = (saved - trial.verdict.drafted * self._slope(sequences)) / one
+                self._rows_account.book(gained)
+                if trial.submitted.drafter in costly:
+                    self._account.book(gained)
+
+    def _worth(self, sequences: int) -> float:
+        """Tokens that the engine gains per second."""
+        return self._rate.per_second(sequences, self._plain_s(sequences))
+
     def _plain_s(self, sequences: int) -> float:
         """Seconds of a step without drafts."""
         return self._costs.time(sequences, sequences + self._spare_rows) + self._overhead_s.value
-
-    def _with_probe(self, name: str, chosen: list[int], most: Sequence[int]) -> list[int]:
-        """A drafter that rests altogether is asked for a short draft now and then."""
-        if any(chosen):
-            self._probes.pop(name, None)
-        elif self._probe(name).due(self._rules):
-            lucky = max(range(len(most)), key=most.__getitem__)
-            chosen[lucky] = min(self._rules.probe_depth, most[lucky])
-        return chosen
 
     def _slope(self, sequences: int) -> float:
         """Seconds that one more row costs, around here."""
@@ -196,15 +287,22 @@ class GoodputLength:
         """How many of the ranked tokens give the most tokens per second; 0 unless the gain beats the margin."""
         if not probabilities:
             return 0
-        rows = sequences + self._spare_rows
-        seconds = (
-            self._overhead_s.value + self._waited_s.value + self._costs.times(sequences, rows, len(probabilities) + 1)
-        )
-        goodput = (sequences + np.concatenate(([0.0], np.cumsum(probabilities)))) / seconds
-        best = int(goodput.argmax())
+        times = self._costs.times(sequences, sequences + self._spare_rows, len(probabilities) + 1)
+        besides = self._overhead_s.value + self._waited_s.value
+        plain = highest = sequences / (times[0] + besides)
+        best, tokens = 0, float(sequences)
+        for count, (p, seconds) in enumerate(zip(probabilities, times[1:], strict=True), start=1):
+            tokens += p
+            goodput = tokens / (seconds + besides)
+            if goodput > highest:
+                best, highest = count, goodput
         margin = self._rules.margin_on if self._on else self._rules.margin_off
-        self._on = bool(goodput[best] > goodput[0] * (1 + margin))
-        return best if self._on else 0
+        self._on = highest > plain * (1 + margin)
+        return min(best, self._affordable_rows(sequences)) if self._on else 0
+
+    def _affordable_rows(self, sequences: int) -> int:
+        """Rows that may be tried, were none of them accepted."""
+        return int(self._rows_account.balance * self._costs.time(1, 1) / max(self._slope(sequences), 1e-12))
 
     def _probe(self, key: str) -> Probe:
         return self._probes.setdefault(key, Probe(self._rules.first_probe))
@@ -224,6 +322,36 @@ class _Throughput:
         """Tokens per second, at least what plain decoding would give."""
         plain = sequences / plain_s
         return max(plain, self._tokens / self._seconds) if self._seconds > 0 else plain
+
+
+class Lives:
+    """How many tokens sequences gain until they end, on average."""
+
+    def __init__(self, guess: float) -> None:
+        self._gained: dict[int, int] = {}
+        self._mean = RunningMean(guess)
+
+    @property
+    def mean(self) -> float:
+        return self._mean.value
+
+    def count(self, trials: Sequence[Trial]) -> None:
+        """Sequences gained tokens."""
+        for trial in trials:
+            self._gained[trial.sequence_id] = self._gained.get(trial.sequence_id, 0) + len(trial.truth)
+
+    def end(self, sequence_id: int) -> None:
+        """One ended."""
+        gained = self._gained.pop(sequence_id, 0)
+        if gained:
+            self._mean.learn(float(gained))
+
+
+def _only(values: Sequence[int], index: int, depth: int) -> list[int]:
+    """Nobody but one, at most so deep."""
+    chosen = [0] * len(values)
+    chosen[index] = min(depth, values[index])
+    return chosen
 
 
 def _survival(draft: Draft) -> list[float]:

@@ -15,7 +15,7 @@ from time import perf_counter
 
 from outrider.drafters.base import Context, Drafter, Need, Observation
 from outrider.errors import DrafterError
-from outrider.speculation.costs import Calls
+from outrider.speculation.prices import NO_CALLS, Calls
 from outrider.speculation.report import DrafterReport
 from outrider.speculation.trial import Trial, depth, head
 from outrider.types import NO_DRAFT, Draft
@@ -74,7 +74,8 @@ class GuardedDrafter:
         self.needs: frozenset[Need] = drafter.needs
         self.off: str | None = None
         self.time_s = 0.0
-        self._calls = Calls()
+        self._calls = NO_CALLS
+        self._shown: dict[int, int] = {}  # sequence -> tokens it has read or drafted itself
         self._drafter = drafter
         self._vocab_size = vocab_size
         self._rules = rules
@@ -103,11 +104,13 @@ class GuardedDrafter:
         if self.failures == failures:
             self._in_a_row["propose"] = 0
         seconds = self._clock() - started
-        self._calls += Calls(
-            max(map(depth, drafts), default=0) or 1, sum(max(1, len(drafts[i])) for i in asked), seconds
-        )
+        self._tally_call([contexts[i] for i in asked], [drafts[i] for i in asked], seconds)
         self._watch_time(seconds)
         return drafts
+
+    def unread(self, context: Context) -> int:
+        """Tokens of a sequence that this drafter was not shown yet."""
+        return max(0, len(context.tokens) - self._shown.get(context.sequence_id, 0))
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Pass the news on."""
@@ -123,6 +126,7 @@ class GuardedDrafter:
 
     def forget(self, sequence_id: int) -> None:
         """Passed on even when switched off."""
+        self._shown.pop(sequence_id, None)
         try:
             self._drafter.forget(sequence_id)
         except Exception as error:
@@ -140,7 +144,7 @@ class GuardedDrafter:
 
     def drain(self) -> Calls:
         """What it did since this was last asked."""
-        calls, self._calls = self._calls, Calls()
+        calls, self._calls = self._calls, NO_CALLS
         return calls
 
     def verified(self, seconds: float) -> None:
@@ -158,6 +162,15 @@ class GuardedDrafter:
             held=len(getattr(self._drafter, "held", ())),
             **{key: value for key, value in vars(self._tally).items() if key != "positions"},
         )
+
+    def _tally_call(self, contexts: Sequence[Context], drafts: Sequence[Draft], seconds: float) -> None:
+        """Keep what a call did: its passes, its tokens and what of its sequences was new to the drafter."""
+        passes, tokens, unread = 1, 0, 0
+        for context, draft in zip(contexts, drafts, strict=True):
+            passes, tokens = max(passes, depth(draft)), tokens + max(1, len(draft))
+            unread += self.unread(context)
+            self._shown[context.sequence_id] = len(context.tokens) + len(draft)
+        self._calls = self._calls.plus(passes, tokens, seconds, unread)
 
     def _check_count(self, drafts: Sequence[Draft], wanted: int) -> None:
         if len(drafts) != wanted:

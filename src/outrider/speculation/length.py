@@ -6,15 +6,23 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.errors import ConfigError
-from outrider.speculation.costs import Calls
+from outrider.speculation.prices import Calls
 from outrider.speculation.timing import StepTiming
 from outrider.speculation.trial import Trial
 from outrider.types import Draft
+
+#: (drafter, index of the sequence) -> tokens of it that the drafter has not read yet.
+Unread = Callable[[str, int], int]
+
+
+def nothing_unread(name: str, index: int) -> int:
+    """Every drafter has read everything."""
+    return 0
 
 
 class LengthPolicy(Protocol):
@@ -22,8 +30,17 @@ class LengthPolicy(Protocol):
 
     max_depth: int
 
+    def awake(self) -> bool:
+        """Whether anybody is to be asked this round; called once per round, before anything else."""
+        ...
+
     def depths(
-        self, name: str, ids: Sequence[int], limits: Sequence[int], standing: Sequence[Mapping[str, Draft]]
+        self,
+        name: str,
+        ids: Sequence[int],
+        limits: Sequence[int],
+        standing: Sequence[Mapping[str, Draft]],
+        unread: Unread = nothing_unread,
     ) -> list[int]:
         """How deep drafter `name` should draft for every sequence; 0: not at all, and it is not called.
 
@@ -48,8 +65,16 @@ class FixedLength:
     def __init__(self, length: int) -> None:
         self.max_depth = length
 
+    def awake(self) -> bool:
+        return True
+
     def depths(
-        self, name: str, ids: Sequence[int], limits: Sequence[int], standing: Sequence[Mapping[str, Draft]]
+        self,
+        name: str,
+        ids: Sequence[int],
+        limits: Sequence[int],
+        standing: Sequence[Mapping[str, Draft]],
+        unread: Unread = nothing_unread,
     ) -> list[int]:
         return [min(self.max_depth, limit) for limit in limits]
 
@@ -72,6 +97,7 @@ class TrendRules:
     step: int = 1  # tokens longer while the ratio improves
     penalty: int = 2  # tokens shorter when it worsens
     tolerance: float = 0.005  # relative change of the ratio per token of length below which nothing changes
+    drafting: bool = False  # whether waiting for drafts counts as well; the published rule sees the target's time alone
 
     def __post_init__(self) -> None:
         if min(self.window - 1, self.settle, self.step, self.penalty) < 1 or self.tolerance < 0:
@@ -82,6 +108,7 @@ class TrendLength:
     """The published rule: one length for all, moved along the trend of verification time per accepted token.
 
     Minimises t(b, s) / vl(s): t is the time of one verification, vl the mean number of tokens it gains per request.
+    Drafting is not in t, so where no pipeline hides it the rule settles too long; the option `drafting` puts it in.
     A line is fitted to the ratio over the lengths tried lately: where it falls with the length, lengthen; where it
     rises, shorten by a penalty step. Where only one length was tried lately, try a neighbour. After a change nothing
     is decided before every draft of an old length is verified and gone.
@@ -96,8 +123,16 @@ class TrendLength:
         self._in_flight: dict[int, int] = {}  # sequence -> length its open draft was asked with
         self._settled = 0
 
+    def awake(self) -> bool:
+        return True
+
     def depths(
-        self, name: str, ids: Sequence[int], limits: Sequence[int], standing: Sequence[Mapping[str, Draft]]
+        self,
+        name: str,
+        ids: Sequence[int],
+        limits: Sequence[int],
+        standing: Sequence[Mapping[str, Draft]],
+        unread: Unread = nothing_unread,
     ) -> list[int]:
         self._in_flight.update(dict.fromkeys(ids, self.length))
         return [min(self.length, limit) for limit in limits]
@@ -113,7 +148,8 @@ class TrendLength:
             return
         if any(length != self.length for length in self._in_flight.values()):
             return
-        self._ratios.append((self.length, timing.verify_s * len(gained) / sum(gained)))
+        seconds = timing.verify_s + (timing.draft_s if self._rules.drafting else 0.0)
+        self._ratios.append((self.length, seconds * len(gained) / sum(gained)))
         self._settled += 1
         if self._settled >= self._rules.settle:
             self._decide()

@@ -40,6 +40,7 @@ class Speculator:
         self.needs: frozenset[Need] = frozenset[Need]().union(*(drafter.needs for drafter in drafters))
         self.max_depth = length.max_depth
         self._drafters = drafters
+        self._named = {drafter.name: drafter for drafter in drafters}
         self._vote = vote
         self._length = length
         self._estimates = estimates or NoEstimates()
@@ -54,7 +55,7 @@ class Speculator:
         """One draft per context with at most limits[i] tokens; limit 0 means that the request wants none."""
         drafts = [NO_DRAFT] * len(contexts)
         wanted = [i for i, limit in enumerate(limits) if limit > 0]
-        if not wanted:
+        if not wanted or not self._length.awake():
             return drafts
         started, spent = self._clock(), self._drafting_s()
         chosen = self._draft([contexts[i] for i in wanted], [limits[i] for i in wanted])
@@ -108,7 +109,7 @@ class Speculator:
         proposals: list[dict[str, Draft]] = [{} for _ in contexts]
         believed: list[dict[str, Draft]] = [{} for _ in contexts]  # the same with calibrated confidences
         for drafter in self._drafters:
-            depths = self._depths(drafter, ids, limits, believed)
+            depths = self._depths(drafter, contexts, ids, limits, believed)
             for i, draft in enumerate(drafter.propose(contexts, depths)):
                 if depths[i] > 0:
                     proposals[i][drafter.name] = draft
@@ -121,7 +122,12 @@ class Speculator:
         return chosen
 
     def _depths(
-        self, drafter: GuardedDrafter, ids: Sequence[int], limits: Sequence[int], standing: list[dict[str, Draft]]
+        self,
+        drafter: GuardedDrafter,
+        contexts: Sequence[Context],
+        ids: Sequence[int],
+        limits: Sequence[int],
+        standing: list[dict[str, Draft]],
     ) -> list[int]:
         """How deep a drafter is to draft for every sequence: what the length wants, as far as the vote lets it."""
         if drafter.off:
@@ -130,7 +136,8 @@ class Speculator:
             self._vote.reach(i, drafter.name, any(draft.tokens for draft in others.values()))
             for i, others in zip(ids, standing, strict=True)
         ]
-        wanted = self._length.depths(drafter.name, ids, limits, standing)
+        unread = lambda name, i: self._named[name].unread(contexts[i])  # noqa: E731
+        wanted = self._length.depths(drafter.name, ids, limits, standing, unread)
         return list(map(min, wanted, reaches))
 
     def _close(self, seen: Observation) -> Trial:

@@ -64,6 +64,17 @@ class Elastic:
         return rows
 
 
+class Resident:
+    """One sequence's share of the buffers: a region, and per layer group which entry is in which row."""
+
+    def __init__(self, region: int, length: int, groups: int, kv_heads: int, capacity: int) -> None:
+        self.region, self.length = region, length
+        self.first = 0  # of its rows in the pass
+        self.peak = 0  # rows that were ever in use
+        self.loaded_bytes = self.stored_bytes = 0
+        self.groups = [Elastic(kv_heads, capacity) for _ in range(groups)]
+
+
 @njit(cache=True, nogil=True)
 def take_difference(last, last_rows, now, capacity, rows, fresh):
     """Rows of `now`: those of `last` where an entry is in both, else free rows in ascending order.

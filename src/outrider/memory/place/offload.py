@@ -21,24 +21,13 @@ import numpy as np
 
 from outrider.errors import CapacityError
 from outrider.memory.place.buffers import Rows
-from outrider.memory.place.elastic import Elastic
+from outrider.memory.place.elastic import Elastic, Resident
 from outrider.memory.place.loads import Loads, Wanted, locate
 from outrider.memory.place.pages import PageMover
 from outrider.memory.place.staging import Staging
 from outrider.memory.place.step import EVERYTHING, NOTHING_SLOW, Ahead, Job, Layout, Need, Step
 from outrider.memory.transfer import Mover
 from outrider.types import Int32, SlowView
-
-
-class Resident:
-    """One sequence's share of the buffers: a region, and per layer group which entry is in which row."""
-
-    def __init__(self, region: int, length: int, groups: int, kv_heads: int, capacity: int) -> None:
-        self.region, self.length = region, length
-        self.first = 0  # of its rows in the pass
-        self.peak = 0  # rows that were ever in use
-        self.loaded_bytes = self.stored_bytes = 0
-        self.groups = [Elastic(kv_heads, capacity) for _ in range(groups)]
 
 
 class Offload:

@@ -1,9 +1,10 @@
 """Which KV entries attention reads: selectors, one file each, and the rules that all of them share."""
 
-from outrider.memory.look import Look
+from outrider.memory.look import Gain, Look
 from outrider.memory.select.base import Preference, Selector, View, check_budget, group_layers, spread_taps
 from outrider.memory.select.choose import Chooser
-from outrider.memory.select.head import HeadSelector, RetrievalHead
+from outrider.memory.select.head import HeadSelector
+from outrider.memory.select.head_memory import HeadMemory
 from outrider.memory.select.oracle import OracleSelector, captured_mass
 from outrider.memory.select.pages import PageSelector, PageSummaries
 from outrider.memory.select.policy import ReadPolicy, make_policy
@@ -16,6 +17,8 @@ __all__ = [
     "Chooser",
     "ContextReader",
     "Fresh",
+    "Gain",
+    "HeadMemory",
     "HeadSelector",
     "Look",
     "OracleSelector",
@@ -23,7 +26,6 @@ __all__ = [
     "PageSummaries",
     "Preference",
     "ReadPolicy",
-    "RetrievalHead",
     "Selector",
     "Sticky",
     "View",

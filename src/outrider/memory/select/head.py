@@ -6,54 +6,42 @@ the query heads of a group (GQA; MHA is groups of one, MQA one group), then the 
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 
-from outrider.memory.select.base import View, group_count
-from outrider.memory.select.kernels import score_keys
-from outrider.types import Float32, Int32
-
-
-class RetrievalHead(Protocol):
-    """What a head offers to selection. Its keys live in pages with the target's page numbers.
-
-    slot j of a sequence stands for entry j + shift: an EAGLE-3 head reads token j + 1 in slot j, so its shift is 1.
-    """
-
-    shift: int
-
-    @property
-    def keys(self) -> Float32:
-        """Rotated keys [physical pages, KV heads, page size, head_dim]."""
-        ...
-
-    def look(self, sequence_id: int) -> tuple[Float32, int] | None:
-        """The rotated query [heads, head_dim] of the newest token and the slots in use; None: not ready."""
-        ...
+from outrider.errors import ModelError
+from outrider.memory.select.base import View, group_layers
+from outrider.memory.select.head_kernels import score_entries
+from outrider.memory.select.head_memory import HeadMemory
+from outrider.models.spec import DecoderSpec
+from outrider.types import Float32
 
 
 class HeadSelector:
-    """Scores every entry by the attention weight that the head gives it."""
+    """Scores every entry by the attention weight that the head gives it. View.queries are the head's own, one row."""
 
     name = "head"
     weighs = True
     unit = 1
     taps: tuple[int, ...] = ()
 
-    def __init__(self, head: RetrievalHead, groups: Int32) -> None:
-        self._head = head
-        self.groups = groups
+    def __init__(self, memory: HeadMemory, spec: DecoderSpec) -> None:
+        own, theirs = memory.keys.shape[1], spec.num_kv_heads
+        if own % theirs and theirs % own:
+            raise ModelError(
+                f"a head of {own} KV heads cannot select for a target of {theirs}: neither divides the other; select "
+                "by pages"
+            )
+        self.groups = group_layers(spec.num_layers, 0)
+        self._memory, self._shared = memory, min(own, theirs)
+        self._copies = theirs // self._shared
 
     def score(self, view: View) -> Float32 | None:
-        seen = self._head.look(view.sequence_id)
-        if seen is None:
+        if view.queries is None:
             return None
-        query, slots = seen
-        keys = self._head.keys
-        slots = min(slots, view.length)
-        scaled = np.ascontiguousarray(query, np.float32) * np.float32(query.shape[-1] ** -0.5)
-        scores = np.empty((keys.shape[1], view.length), np.float32)
-        scratch = np.empty(slots, np.float32)
-        score_keys(scaled, keys, view.pages, slots, self._head.shift, scores, scratch)
-        return np.broadcast_to(scores, (group_count(self.groups), *scores.shape))
+        dim, room = view.queries.shape[-1], self._memory.keys.shape[-1]
+        scaled = np.zeros((view.queries.shape[1], room), np.float32)
+        scaled[:, :dim] = view.queries[0] * np.float32(dim**-0.5)
+        scores = score_entries(scaled, self._memory.keys, view.pages, view.length)
+        if len(scores) > self._shared:
+            scores = scores.reshape(self._shared, -1, view.length).max(1)
+        return np.repeat(scores, self._copies, axis=0)[None] if self._copies > 1 else scores[None]

@@ -190,36 +190,6 @@ def score_pages(queries, bounds, tap_groups, pages, per_page, tightness, mass, l
                 mass[g, h, u] = math.log(mass[g, h, u])
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
-def score_keys(query, keys, pages, slots, shift, scores, logits):
-    """Log attention weight of each entry under a retrieval head, maximum over the query heads of a group.
-
-    query [heads, D], scaled; keys [physical pages, H, page size, D], of which the first `slots` are in use; slot j
-    stands for entry j + shift; scores [H, length] is overwritten; entries that no slot stands for score highest;
-    logits [slots] is scratch.
-    """
-    kv_heads, page_size = keys.shape[1], keys.shape[2]
-    alpha = query.shape[0] // kv_heads
-    weights = np.empty_like(logits)
-    for h in range(kv_heads):
-        scores[h, :shift] = np.inf
-        scores[h, shift:] = -np.inf
-        scores[h, min(slots + shift, scores.shape[1]) :] = np.inf
-        for head in range(h * alpha, (h + 1) * alpha):
-            best = np.float32(-np.inf)
-            for j in range(slots):
-                key = keys[pages[j // page_size], h, j % page_size]
-                total = np.float32(0)
-                for d in range(key.shape[0]):
-                    total += query[head, d] * key[d]
-                logits[j] = total
-                best = max(best, total)
-            weights[:] = logits
-            offset = best + np.float32(math.log(exponentiate(weights, weights.view(np.int32), best)))
-            for j in range(min(slots, scores.shape[1] - shift)):
-                scores[h, j + shift] = max(scores[h, j + shift], logits[j] - offset)
-
-
 @njit(cache=True, nogil=True)
 def mark_held(entries, unit, held):
     """held [G, H, U] becomes True for every unit of which something was chosen; entries [G, H, n]."""

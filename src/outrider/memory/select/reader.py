@@ -2,29 +2,32 @@
 
 selection = reader.select(looks)                  # None: everything, by the kernels of full attention
 reader.fold(slots, keys)                          # after a commit: the rows that were kept
-reader.remember(sequence, queries)                # and the queries of the last one
+reader.learn(gains)                               # and what their pass showed
 reader.forget(sequence)
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 
 from outrider.config import ContextConfig
 from outrider.errors import ConfigError
-from outrider.memory.look import Look
+from outrider.memory.look import Gain, Look
 from outrider.memory.report import ContextReport
 from outrider.memory.select.base import Selector, View, check_budget, group_layers, spread_taps
 from outrider.memory.select.choose import Chooser
-from outrider.memory.select.head import HeadSelector, RetrievalHead
+from outrider.memory.select.head import HeadSelector
+from outrider.memory.select.head_memory import HeadMemory
 from outrider.memory.select.pages import PageSelector, PageSummaries
 from outrider.memory.select.policy import ReadPolicy, make_policy
 from outrider.memory.select.sticky import Sticky
 from outrider.memory.select.tally import Tally, share_kept
 from outrider.memory.select.window import WindowSelector
+from outrider.memory.selectors import read_selector
 from outrider.models.spec import DecoderSpec
 from outrider.types import Float32, Int32, Reads, Selection
 
@@ -39,10 +42,19 @@ class ContextReader:
     """Selects by one selector under one policy, and keeps what the selector needs to know between steps."""
 
     def __init__(
-        self, chooser: Chooser, policy: ReadPolicy, budget: int, summaries: PageSummaries | None, threads: int = 1
+        self,
+        chooser: Chooser,
+        policy: ReadPolicy,
+        budget: int,
+        summaries: PageSummaries | None,
+        threads: int = 1,
+        head: HeadMemory | None = None,
+        first_full: int = 0,
     ) -> None:
         self.chooser = chooser
         self.taps = chooser.selector.taps
+        self.states = () if head is None else head.taps
+        self._head, self._first_full = head, first_full
         self._policy, self._budget, self._summaries = policy, budget, summaries
         self.reads: dict[int, Reads] = {}  # by sequence id: its latest step
         self._tally = Tally()
@@ -55,7 +67,7 @@ class ContextReader:
     @property
     def nbytes(self) -> int:
         """Bytes held for selection, beside what the sequences' own queries take."""
-        return 0 if self._summaries is None else self._summaries.nbytes
+        return sum(held.nbytes for held in (self._summaries, self._head) if held is not None)
 
     def select(self, looks: Sequence[Look]) -> Selection | None:
         """The step's Selection, or None where every sequence reads everything."""
@@ -63,8 +75,10 @@ class ContextReader:
 
     def choose_all(self, looks: Sequence[Look]) -> list[Int32 | None]:
         """`choose` for every sequence, long ones on several threads: scoring runs without the interpreter's lock."""
+        self.follow(looks)
+        self._ask(looks)
         if self._threads == 1 or len(looks) == 1 or sum(look.length for look in looks) < WORTH_THREADS:
-            return [self.choose(look) for look in looks]
+            return [self._choose_counted(look) for look in looks]
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._threads, "outrider-select")
         chosen = list(self._pool.map(self._choose, looks))
@@ -74,6 +88,27 @@ class ContextReader:
 
     def choose(self, look: Look) -> Int32 | None:
         """Entries [G, KV heads, n] of one sequence, or None for everything."""
+        self._ask([look])
+        return self._choose_counted(look)
+
+    def follow(self, looks: Iterable[Look]) -> None:
+        """The sequences of the step to come, before it."""
+        if self._head is not None:
+            self._head.follow(looks)
+
+    def _ask(self, looks: Sequence[Look]) -> None:
+        """The head's queries of the sequences that are about to select, in one go."""
+        if self._head is not None:
+            ids = [look.sequence_id for look in looks if self._selects(look)]
+            for sequence_id, query in zip(ids, self._head.ask(ids), strict=True):
+                if query is not None:
+                    self._queries[sequence_id] = query
+
+    def _selects(self, look: Look) -> bool:
+        """Whether the sequence may read less than everything in this step."""
+        return not look.prefill and look.length > self.chooser.keep(self._view(look))
+
+    def _choose_counted(self, look: Look) -> Int32 | None:
         chosen = self._choose(look)
         self._count(look)
         return chosen
@@ -83,9 +118,10 @@ class ContextReader:
         if look.prefill:
             return None
         policy, view = self._policy, self._view(look)
-        full = policy.wants_full(look.sequence_id)
+        steps = self._steps.get(look.sequence_id, 0)
+        full = steps < self._first_full or policy.wants_full(look.sequence_id)
         entries, scores = (None, None) if full else self.chooser.choose_scored(view)
-        watched = self._steps.get(look.sequence_id, 0) % LOOK_EVERY == 0
+        watched = steps % LOOK_EVERY == 0
         captured = self.chooser.captured(view, entries, scores) if watched or policy.watches else None
         policy.note(look.sequence_id, entries is None, 1.0 if captured is None else captured)
         self.reads[look.sequence_id] = self._describe(view, entries, captured, watched)
@@ -101,6 +137,23 @@ class ContextReader:
         """The rotated queries [taps, heads, head_dim] of a sequence's latest committed row."""
         self._queries[sequence_id] = np.array(queries, np.float32)
 
+    def learn(self, gains: Sequence[Gain]) -> None:
+        """What a step committed, and what its pass showed of it."""
+        for gain in gains:
+            if gain.queries is not None:
+                self.remember(gain.sequence_id, gain.queries)
+        if self._head is not None:
+            self._head.learn(gains)
+
+    def take(self, sequence_id: int, slots: Int32) -> Any:
+        """What selection holds for some entries that no recomputation would give again, for `put`."""
+        return None if self._head is None else self._head.take(sequence_id, slots)
+
+    def put(self, slots: Int32, held: Any) -> None:
+        """Entries that were taken are back, in other slots."""
+        if self._head is not None and held is not None:
+            self._head.put(slots, held)
+
     def report(self, mode: str, select_s: float) -> ContextReport:
         """What was read so far."""
         return self._tally.report(mode, self.chooser.selector.name, self._budget, select_s, self.nbytes)
@@ -111,6 +164,8 @@ class ContextReader:
             held.pop(sequence_id, None)
         self._policy.forget(sequence_id)
         self.chooser.forget(sequence_id)
+        if self._head is not None:
+            self._head.forget(sequence_id)
 
     def close(self) -> None:
         """Stop the threads. Closing twice is fine."""
@@ -143,28 +198,27 @@ def make_reader(
     spec: DecoderSpec,
     num_pages: int,
     page_size: int,
-    head: RetrievalHead | None = None,
+    head: HeadMemory | None = None,
     threads: int = 1,
 ) -> ContextReader:
     """The reader that a configuration asks for. ConfigError where a selector is unknown or lacks what it needs."""
     if config.mode != "full":
         check_budget(config.budget, config.sinks, config.window)
     groups = group_layers(spec.num_layers, config.group)
+    name = "window" if config.mode == "full" else read_selector(config.selector).name
+    first_full = config.first_full
     summaries = None
     selector: Selector
-    if config.mode == "full" or config.selector == "window":
+    if name == "window":
         selector = WindowSelector(groups, spec.num_kv_heads)
-    elif config.selector == "pages":
+    elif name == "pages":
         taps, _ = spread_taps(groups, TAPS_PER_GROUP)
         summaries = PageSummaries(len(taps), num_pages, spec.num_kv_heads, page_size, spec.head_dim)
         selector = PageSelector(summaries, groups, TAPS_PER_GROUP)
-    elif head is not None:
-        selector = HeadSelector(head, groups)
-    elif config.selector == "head":
-        raise ConfigError(
-            "selector = 'head' needs a retrieval head; give its folder, or use pages or window", "selector"
-        )
     else:
-        raise ConfigError.unknown(config.selector, ("pages", "window", "head"), "context_config.selector")
+        if head is None:
+            raise ConfigError("selector = 'head' needs the head's memory, which nobody made", "selector")
+        selector = HeadSelector(head, spec)
+        first_full = 1 if first_full is None else first_full
     chooser = Chooser(selector, spec.num_kv_heads, config.sinks, config.window, Sticky(config.sticky))
-    return ContextReader(chooser, make_policy(config), config.budget, summaries, threads)
+    return ContextReader(chooser, make_policy(config), config.budget, summaries, threads, head, first_full or 0)

@@ -56,10 +56,11 @@ class Fence:
 
 def unused_mark(text: str) -> str:
     """A private-use character that the text does not contain. UnsupportedError where it contains them all."""
-    free = set(map(chr, PRIVATE_USE)) - set(text)
-    if not free:
+    used = set(text)
+    free = next((mark for mark in map(chr, PRIVATE_USE) if mark not in used), None)
+    if free is None:
         raise UnsupportedError("the messages use every private-use character; leave one out", field="messages")
-    return min(free)
+    return free
 
 
 def strings_of(value: Any) -> str:

@@ -1,0 +1,142 @@
+"""Compiled loops of the retrieval head. A row's result depends on nothing but the row: sums run in one fixed order."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from outrider.kernels.cpu import vectors
+from outrider.kernels.cpu.machine import SOURCES, compiled, f32, i64
+from outrider.kernels.cpu.workspace import address
+from outrider.memory.select.head_weights import pad_rows
+from outrider.memory.select.kernels import exponentiate
+from outrider.types import Float32, Int32
+
+Bits = NDArray[np.uint16]
+_BLOCK = 32  # rows that share a pass over the weights
+_SPAN = 128  # entries that are scored at a time
+
+
+@compiled
+def _project(x, x_stride, rows, weight, out, width, y, y_stride):
+    for first in range(0, rows, _BLOCK):
+        last = min(first + _BLOCK, rows)
+        for o in range(out):
+            w = weight + o * width * 4
+            for r in range(first, last):
+                f32(y + r * y_stride)[o] = vectors.dot(x + r * x_stride, w, width)
+
+
+@compiled
+def _normalise(x, rows, width, size, weight, eps):
+    """RMS norm in place of rows padded with zeros from `size` to `width`."""
+    w = f32(weight)
+    for r in range(rows):
+        row = f32(x + r * width * 4)
+        squares = vectors.dot(x + r * width * 4, x + r * width * 4, width)
+        factor = np.float32(1) / np.float32(math.sqrt(squares / np.float32(size) + np.float32(eps)))
+        for i in range(size):
+            row[i] *= factor * w[i]
+
+
+@compiled
+def _score(query, keys, page_size, kv_heads, heads, dim, pages, entries, length, scores, logits, weights):
+    """See score_entries."""
+    alpha = heads // kv_heads
+    rows = i64(entries)
+    columns = logits.shape[1]
+    base = logits.ctypes.data
+    for h in range(kv_heads):
+        for first in range(0, length, _SPAN):
+            count = min(_SPAN, length - first)
+            for j in range((count + 15) // 16 * 16):
+                e = min(first + j, length - 1)
+                rows[j] = (np.int64(pages[e // page_size]) * kv_heads + h) * page_size + e % page_size
+            for a in range(alpha):
+                q, out = query + (h * alpha + a) * dim * 4, base + (a * columns + first) * 4
+                vectors.scores(vectors.BFLOAT16, q, keys, 0, entries, count, dim, out)
+        for a in range(alpha):
+            row = logits[a, :length]
+            row[0] = np.float32(-np.inf)
+            best = np.float32(-np.inf)
+            for e in range(length):
+                best = max(best, row[e])
+            weights[:length] = row
+            offset = best + np.float32(math.log(exponentiate(weights[:length], weights[:length].view(np.int32), best)))
+            for e in range(length):
+                value = row[e] - offset
+                scores[h, e] = value if a == 0 else max(scores[h, e], value)
+        best = np.float32(-np.inf)
+        for e in range(length):
+            best = max(best, scores[h, e])
+        scores[h, 0] = best
+
+
+def _entry_points(sources: int) -> tuple[Any, Any, Any]:
+    """What Python calls, cached on disk under the digest of the kernels that they are built from."""
+
+    @njit(nogil=True, error_model="numpy", cache=True)
+    def project_rows(x, x_stride, rows, weight, out, width, y, y_stride):
+        if sources != 0:
+            _project(x, x_stride, rows, weight, out, width, y, y_stride)
+
+    @njit(nogil=True, error_model="numpy", cache=True)
+    def normalise_rows(x, rows, width, size, weight, eps):
+        if sources != 0:
+            _normalise(x, rows, width, size, weight, eps)
+
+    @njit(nogil=True, error_model="numpy", cache=True)
+    def score_rows(query, keys, page_size, kv_heads, heads, dim, pages, entries, length, scores, logits, weights):
+        if sources != 0:
+            _score(query, keys, page_size, kv_heads, heads, dim, pages, entries, length, scores, logits, weights)
+
+    return project_rows, normalise_rows, score_rows
+
+
+_project_rows, _normalise_rows, _score_rows = _entry_points(SOURCES)
+
+
+def project(x: Float32, weight: Float32, bias: Float32 | None) -> Float32:
+    """x W^T + b: rows [n, width] times a matrix [out, width], both contiguous and padded to 16 -> [n, out]."""
+    y = np.empty((len(x), len(weight)), np.float32)
+    width, out = x.shape[1], len(weight)
+    _project_rows(address(x), width * 4, len(x), address(weight), out, width, address(y), out * 4)
+    return y if bias is None else y + bias
+
+
+def normalise(x: Float32, weight: Float32, eps: float) -> Float32:
+    """RMS norm of rows [n, size], which may be overwritten."""
+    size = x.shape[1]
+    rows = pad_rows(np.ascontiguousarray(x, np.float32))
+    _normalise_rows(address(rows), len(rows), rows.shape[1], size, address(weight), eps)
+    return rows[:, :size]
+
+
+def score_entries(query: Float32, keys: Bits, pages: Int32, length: int) -> Float32:
+    """Log attention weight [KV heads, length] of every entry: softmax(q K^T) per query head, the largest of a group.
+
+    query [heads, dim], scaled, dim a multiple of 16; keys bfloat16 [physical pages, KV heads, page size, dim], of which
+    row e of a sequence stands for entry e. Entry 0 has no key; it ranks with the best.
+    """
+    (_, kv_heads, page_size, dim), heads = keys.shape, len(query)
+    parted = np.array(query, np.float32)
+    if vectors.is_parted(vectors.BFLOAT16, dim):
+        parted = part_rows(parted)
+    scores = np.empty((kv_heads, length), np.float32)
+    logits = np.empty((heads // kv_heads, length + _SPAN), np.float32)
+    entries, weights = np.empty(_SPAN + 16, np.int64), np.empty(length, np.float32)
+    _score_rows(
+        *(address(parted), address(keys), page_size, kv_heads, heads, dim),
+        *(np.ascontiguousarray(pages, np.int32), address(entries), length, scores, logits, weights),
+    )
+    return scores
+
+
+def part_rows(x: Float32) -> Float32:
+    """Every 32 values as 16 even, then 16 odd ones: the order in which rows of bfloat16 are read."""
+    pairs = x.reshape(len(x), -1, 16, 2)
+    return np.ascontiguousarray(pairs.swapaxes(-1, -2)).reshape(x.shape)

@@ -1,0 +1,67 @@
+"""Selectors by name, as drafters are named: "pages", a folder, or {"name": "head", "path": FOLDER}."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outrider.config import from_mapping
+from outrider.errors import ConfigError
+
+WHERE = "context_config.selector"
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """A selector that has none."""
+
+
+@dataclass(frozen=True)
+class HeadOptions:
+    """Options of the `head` selector."""
+
+    path: str = ""  # folder of an EAGLE-3 head of this target; the same folder may draft too
+
+    def __post_init__(self) -> None:
+        if not self.path:
+            raise ConfigError('selector "head" needs a path: {"name": "head", "path": FOLDER}', "selector")
+
+
+KINDS: Mapping[str, type[NoOptions] | type[HeadOptions]] = {
+    "pages": NoOptions,
+    "window": NoOptions,
+    "head": HeadOptions,
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A selector that somebody asked for."""
+
+    name: str
+    path: str | None = None  # of a retrieval head
+
+
+def read_selector(entry: Any) -> Choice:
+    """What a name, a head's folder or a table {"name": ..., options} asks for; anything else is refused by name."""
+    name, options = _read(entry)
+    if name not in KINDS:
+        raise ConfigError.unknown(name, KINDS, WHERE)
+    made = from_mapping(KINDS[name], options, f"selector {name!r}")
+    return Choice(name, made.path if isinstance(made, HeadOptions) else None)
+
+
+def _read(entry: Any) -> tuple[str, dict[str, Any]]:
+    if isinstance(entry, str):
+        is_folder = entry not in KINDS and ("/" in entry or Path(entry).is_dir())
+        return ("head", {"path": entry}) if is_folder else (entry, {})
+    if isinstance(entry, Mapping):
+        options = dict(entry)
+        name = options.pop("name", None)
+        if isinstance(name, str):
+            return name, options
+    raise ConfigError(
+        f'{WHERE} = {entry!r} is refused; use "pages", "window", or {{"name": "head", "path": FOLDER}}', "selector"
+    )

@@ -104,8 +104,9 @@ class CompiledDecoder:
             inputs = self._enter(batch, cache)
             logits, features, queries = self._outputs(batch)
             views = {view.first: view for view in batch.slow}
+            slow = min(views, default=0)  # where nothing is slow, a caller may still wait for every layer
             for first, last in _spans(self.spec.num_layers, sorted(views), before_layer is not None):
-                if before_layer is not None and batch.slow and first >= batch.slow[0].first:
+                if before_layer is not None and first >= slow:
                     before_layer(first)
                 if first in views:
                     inputs += self._descend(views[first])
@@ -202,9 +203,7 @@ class CompiledDecoder:
 
 def _spans(layers: int, firsts: Sequence[int], stop: bool) -> list[tuple[int, int]]:
     """Ranges of layers that run at once: cut where the view changes and, to stop at them, at every slow layer."""
-    if not firsts:
-        return [(0, layers)]
-    cuts = range(firsts[0], layers) if stop else firsts
+    cuts = range(firsts[0] if firsts else 0, layers) if stop else firsts
     return list(pairwise(sorted({0, *cuts, layers})))
 
 

@@ -40,7 +40,7 @@ class CompiledDecoder:
         self.query_taps: tuple[int, ...] = ()
         self.weight_bytes = packed.nbytes
         self._packed = packed
-        self._product = _warm_up(path)
+        self._product = warm_up(path, prepare_step)
         self._pool = pool(threads)
         self._work = Workspace(_sizes(spec), threads)
         self._lock = threading.Lock()
@@ -351,13 +351,13 @@ def _say() -> None:
     )
 
 
-def _warm_up(path: str) -> int:
-    """The product's address for a path; says so where compiling takes a while."""
+def warm_up(path: str, prepare: Callable[[], None]) -> int:
+    """Compile what `prepare` compiles and the product of a path, whose address is given; says so if it takes long."""
     notice = threading.Timer(_QUIET, _say)
     notice.daemon = True
     notice.start()
     try:
-        prepare_step()
+        prepare()
         return product_address(path)
     finally:
         notice.cancel()

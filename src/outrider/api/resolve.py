@@ -50,6 +50,7 @@ def resolve(decoder: Decoder, options: Options) -> Resolved:
             "lower it",
             "max_model_len",
         )
+    check_kv_memory(engine.kv_memory, decoder)
     per_page = decoder.kv_bytes_per_token() * engine.page_size + selector_bytes(context, spec, engine.page_size)
     longest = engine.max_model_len or spec.max_positions
     num_pages = kv_pages(engine.kv_memory, per_page, longest, engine.max_num_seqs, engine.page_size)
@@ -66,6 +67,16 @@ def resolve(decoder: Decoder, options: Options) -> Resolved:
         speculative=resolve_speculation(options.speculative, context),
         context=context,
     )
+
+
+def check_kv_memory(kv_memory: int | None, decoder: Decoder) -> None:
+    """Refuse more memory for keys and values than this machine has; what an accelerator has it says itself."""
+    device = getattr(decoder, "device", None)
+    if kv_memory is None or (device is not None and device.type != "cpu"):
+        return
+    machine = min(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), _cgroup_limit())
+    if kv_memory > machine:
+        raise CapacityError(f"kv_memory = {kv_memory} bytes, but this machine has {machine} bytes of memory; lower it")
 
 
 def check_context(context: ContextConfig) -> None:

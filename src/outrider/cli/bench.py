@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,7 +21,6 @@ Model = Annotated[str, typer.Argument(help="Alias, folder, .gguf file or hub id.
 Data = Annotated[
     str | None, typer.Option(help="Folder with spec_bench.jsonl; default: OUTRIDER_DATA, else own prompts.")
 ]
-Out = Annotated[Path | None, typer.Option(help="Write the record to this file too.")]
 Repeats = Annotated[int, typer.Option(min=1, help="Rounds; figures are medians.")]
 
 
@@ -42,7 +40,7 @@ def speed(
         bool, typer.Option("--roofline", help="Measure bandwidth and the cost of 1 to 16 rows.")
     ] = False,
     data: Data = None,
-    out: Out = None,
+    out: opt.Out = None,
     dtype: opt.Dtype = "auto",
     kv_cache_dtype: opt.KvDtype = "auto",
     threads: opt.Threads = None,
@@ -117,7 +115,7 @@ def peers(
     dtype: opt.Dtype = "auto",
     kv_cache_dtype: opt.KvDtype = "auto",
     threads: opt.Threads = None,
-    out: Out = None,
+    out: opt.Out = None,
 ) -> None:
     """Compare with other engines on the same model file, in turns.
 
@@ -160,7 +158,7 @@ def context(
     data: Annotated[
         str | None, typer.Option(help="Folder with war_and_peace.txt; default: OUTRIDER_DATA, else random pairs.")
     ] = None,
-    out: Out = None,
+    out: opt.Out = None,
     dtype: opt.Dtype = "auto",
     kv_cache_dtype: opt.KvDtype = "auto",
     threads: opt.Threads = None,

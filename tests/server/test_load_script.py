@@ -30,7 +30,11 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def run(server: Live, requests: int, **changes: Any) -> dict[str, Any]:
     words = ["--url", server.url, "--clients", "6", "--requests", str(requests)]
-    load = Load(parse([*words, "--max-tokens", "16", "--long-prompt", "260", "--cancel", "0.15"]), server.url, None)
+    load = Load(
+        parse([*words, "--max-tokens", "16", "--long-prompt", "260", "--cancel", "0.25", "--malformed", "0.15"]),
+        server.url,
+        None,
+    )
     for name, value in changes.items():
         setattr(load, name, value)
     return asyncio.run(load.run())

@@ -64,9 +64,8 @@ def show(record: Mapping[str, Any]) -> None:
     """The record for people."""
     for row in record["rows"]:
         length, (low, high) = row["acceptance_length"], row["acceptance_length_interval"]
-        print(
-            f"{row['task']:6} {row['way']:12} {length:.2f} ({low:.2f} - {high:.2f})  {row['tokens_per_step']:.2f} a step"
-        )
+        steps = f"{row['tokens_per_step']:.2f} a step"
+        print(f"{row['task']:6} {row['way']:12} {length:.2f} ({low:.2f} - {high:.2f})  {steps}")
     for name, change in record["comparisons"].items():
         low, high = change["interval"]
         print(f"{name}: {change['gain']:+.1%} ({low:+.1%} to {high:+.1%})")

@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import random
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from outrider.distill.pipeline import Result, Run
 from outrider.distill.prompts import passages_of
 from outrider.distill.prompts import write_prompts as written
 from outrider.distill.target import Target
+from outrider.drafters.shipped import ROOT, install_head
 from outrider.models.eagle3 import default_taps
 from outrider.models.load import load_model
 
@@ -75,11 +75,11 @@ def distil(model: str, out: Path, options: DistillOptions, threads: int | None, 
         return run.all() if answer else run.train()
 
 
-def install(result: Result, name: str) -> None:
-    """Put a head among those that are shipped."""
-    target = Path(__file__).parents[1] / "src" / "outrider" / "heads" / "smollm2-135m" / name
-    shutil.copytree(result.folder, target, dirs_exist_ok=True)
-    print(f"{target}: acceptance length {result.scores['all']['acceptance_length']:.2f}")
+def install(result: Result, model: str, name: str) -> None:
+    """Put a head, in its compact form, among those that come with its target."""
+    folder = ROOT / Path(model).name / name
+    install_head(result.folder, load_model(model), folder)
+    print(f"{folder}: acceptance length {result.scores['all']['acceptance_length']:.2f}")
 
 
 def parse() -> argparse.Namespace:
@@ -93,7 +93,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--specialist-minutes", type=float, help="of training each specialist; none without it")
     parser.add_argument("--data-minutes", type=float, help="of answering")
     parser.add_argument("--no-answers", action="store_true", help="train on the answers that are there")
-    parser.add_argument("--install", action="store_true", help="copy the heads into the package")
+    parser.add_argument("--install", action="store_true", help="put the heads, in 8 bits, into the package")
     return parser.parse_args()
 
 
@@ -108,7 +108,7 @@ def main() -> None:
         special = replace(options, domain=domain, init=start, minutes=given.specialist_minutes, lr=SPECIALIST_LR)
         results[domain] = distil(given.model, given.out, special, given.threads, answer=False)
     for name, result in results.items() if given.install else ():
-        install(result, name)
+        install(result, given.model, name)
 
 
 if __name__ == "__main__":

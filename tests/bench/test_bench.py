@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from loading import llama_folder, llama_tensors
 from outrider import LLM, SamplingParams
 from outrider.bench import lossless, speed
+from outrider.bench.ablation import ablation_modes, ablation_rows, best_tasks
+from outrider.bench.page import write_page
 from outrider.bench.peers.compare import Shape, compare
 from outrider.bench.peers.peer import PEERS, Timing, opener
 from outrider.bench.record import SCHEMA, emit, new_record, percentile
@@ -98,6 +101,50 @@ def test_a_speed_run_compares_and_counts(llm: LLM) -> None:
     assert rows[1]["num_draft_tokens"] > rows[1]["num_accepted_tokens"] > 0
     assert rows[1]["acceptance_length"] > 1
     assert min(row["verify_ms"] for row in rows) > 0
+
+
+def test_an_ablation_tells_every_step_beside_the_papers_figures(llm: LLM, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    modes = ablation_modes(["ngram", "suffix"])
+    steps = ["+ vote", "+ length", "+ pipeline"]
+    assert [mode.name for mode in modes] == [
+        "plain",
+        "one: ngram",
+        "one: suffix",
+        *(f"{step} (published)" for step in steps),
+        *(f"{step} (ours)" for step in steps),
+        "auto",
+    ]
+    prompts = load_prompts(None, ["qa", "math_reasoning"], 1)
+    cases = speed.run_cases(llm, modes, prompts, concurrency=2, max_tokens=16, repeats=1, by_task=True)
+    rows = speed.rows_of(cases, len(modes))
+    assert all(row["identical_to_plain"] for row in rows)
+    told = {row["mode"]: row for row in ablation_rows(rows)}
+    assert list(told) == [mode.name for mode in modes]
+    assert told["+ vote (ours)"]["paper_percent"] == "+59.8 / +9.6"
+    assert told["plain"]["over_plain"] == 1.0
+    assert max(told["one: ngram"]["over_best_single"], told["one: suffix"]["over_best_single"]) == 1.0
+    product = told["+ pipeline (ours)"]["over_best_single"]
+    for step in steps:
+        product /= 1 + told[f"{step} (ours)"]["gain_percent"] / 100
+    assert product == pytest.approx(1.0)
+    assert best_tasks(rows, "+ length (ours)")[1] == 2
+    page = tmp_path / "speed.html"
+    write_page(page, "Speed <of> it", new_record("speed", {}, rows), cases, ["mode", "task", "acceptance_length"])
+    text = page.read_text()
+    assert text.count("<svg") == 2 * (len(modes) - 1)  # drafters by task, and how it went over time
+    assert "Speed &lt;of&gt; it" in text
+    assert "pool level" in text
+    assert not re.search(r"(src|href)=.https?:", text)
+    both = next(case for case in cases if case.mode == "+ vote (published)").report
+    assert both.history
+    assert 0 < sum(moment.drafted for moment in both.history) <= both.num_draft_tokens
+
+
+@pytest.mark.parametrize("word", ["foo=bar", "head="])
+def test_a_drafter_that_cannot_be_read_is_refused(word: str) -> None:
+    with pytest.raises(ConfigError, match="head=PATH"):
+        ablation_modes([word])
 
 
 def test_a_lossless_run_finds_a_difference(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,9 @@ GENERATE = ["generate", "no-model", "-p", "hi"]
         (["bench", "speed", "--concurrency", "0"], "--concurrency = '0' is refused"),
         (["bench", "speed", "--concurrency", ""], "--concurrency names nothing"),
         (["bench", "speed", "--modes", ","], "--modes names nothing"),
+        (["bench", "speed", "no-model", "--out", "/missing/folder/x.json"], "--out /missing/folder/x.json cannot be"),
+        (["bench", "context", "no-model", "--out", "/"], "--out / is a folder; name a file"),
+        (["eval", "no-model", "--out", "/missing/x.json"], "folder is missing or not writable"),
     ],
 )
 def test_a_mistake_is_one_line(words: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:

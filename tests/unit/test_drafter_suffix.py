@@ -132,6 +132,36 @@ def test_past_outputs_help_new_requests_but_prompts_are_not_kept():
     assert SuffixDrafter(SuffixOptions(shared_tokens=0)).propose([context([7, 2, 3], 1)], [4])[0].tokens == ()
 
 
+def shared_count(drafter, needle):
+    """How often the shared memory has seen some tokens."""
+    for _ in range(20):
+        drafter.propose([], [])
+    return sum(
+        generation.counts[state_of(generation, needle)]
+        for generation in drafter._shared._generations
+        if state_of(generation, needle) is not None
+    )
+
+
+def test_a_preempted_output_is_remembered_once():
+    drafter, tokens = SuffixDrafter(), [50, 51, 1, 2, 3, 4]
+    finish(drafter, tokens, 2, 0)  # preempted: forgotten in the middle of its answer
+    drafter.propose([context([*tokens, 5, 6, 7, 8], 0, 2)], [4])  # it came back, and goes on
+    drafter.forget(0)
+    assert shared_count(drafter, [2, 3]) == 1
+    assert shared_count(drafter, [6, 7]) == 1
+    finish(drafter, [50, 51, 1, 2, 3, 4], 2, 1)  # another request that says the same
+    assert shared_count(drafter, [2, 3]) == 2
+
+
+def test_sequences_that_may_come_back_are_remembered_within_bounds():
+    drafter = SuffixDrafter()
+    for sequence_id in range(1000):
+        finish(drafter, [1, 2, 3, 4], 1, sequence_id)
+    assert len(drafter._given) <= 256
+    assert not drafter._tracked
+
+
 def test_running_matches_follow_the_shared_memory_as_it_grows():
     drafter = SuffixDrafter()
     drafter.propose([context([7, 2], 1)], [4])

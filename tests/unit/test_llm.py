@@ -246,6 +246,12 @@ def test_too_little_memory_is_a_clear_error(folder: str) -> None:
         LLM(folder, backend="reference", kv_memory=40_000, max_model_len=128)
 
 
+@pytest.mark.parametrize("backend", ["reference", "compiled"])
+def test_more_kv_memory_than_there_is_is_refused_with_both_numbers(folder: str, backend: str) -> None:
+    with pytest.raises(CapacityError, match=rf"kv_memory = {2**50} bytes, but this machine has \d+ bytes of memory"):
+        LLM(folder, backend=backend, kv_memory=2**50)
+
+
 def test_a_closed_llm_says_so(folder: str) -> None:
     with LLM(folder, backend="reference") as llm:
         pass

@@ -134,8 +134,37 @@ def test_tapped_layers_of_either_layout():
     nested = eagle3.spec_from_config({**CONFIG, "eagle_config": {"eagle_aux_hidden_state_layer_ids": ids}}, TARGET)
     assert nested.taps == (2, 6, 9)
     assert eagle3.spec_from_config(speculators(eagle_aux_hidden_state_layer_ids=ids), TARGET).taps == (1, 5, 8)
+    assert eagle3.spec_from_config({**CONFIG, "eagle_aux_hidden_state_layer_ids": ids}, TARGET).taps == (1, 5, 8)
     with pytest.raises(ModelError, match="the target's 12"):
-        eagle3.spec_from_config({**CONFIG, "eagle_aux_hidden_state_layer_ids": [1, 5, 12]}, TARGET)
+        eagle3.spec_from_config({**CONFIG, "eagle_aux_hidden_state_layer_ids": [1, 5, 13]}, TARGET)
+
+
+def test_the_exported_folder_is_what_vllm_and_sglang_read(tmp_path):
+    """Names and fields as their loaders ask for them (docs/distillation.md); tapped layers in the way of each."""
+    head = make_head(eagle_config={"eagle_aux_hidden_state_layer_ids": [2, 6, 9]}).to(torch.bfloat16)
+    eagle3_files.save_head(head, tmp_path)
+    config, tensors = json.loads((tmp_path / "config.json").read_text()), load_file(tmp_path / "model.safetensors")
+    assert config["architectures"] == ["LlamaForCausalLMEagle3"]
+    assert (config["model_type"], config["num_hidden_layers"], config["tie_word_embeddings"]) == ("llama", 1, False)
+    assert config["eagle_aux_hidden_state_layer_ids"] == [3, 7, 10]
+    assert config["eagle_config"] == {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": [2, 6, 9]}
+    sizes = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+    assert all(isinstance(config[key], int) for key in (*sizes, "vocab_size", "draft_vocab_size"))
+    assert {"hidden_act", "rms_norm_eps", "rope_theta", "max_position_embeddings", "torch_dtype"} <= set(config)
+    projections = [f"self_attn.{name}_proj" for name in "qkvo"] + [
+        f"mlp.{name}_proj" for name in ("gate", "up", "down")
+    ]
+    norms = ["hidden_norm", "input_layernorm", "post_attention_layernorm"]
+    layer = {f"midlayer.{name}.weight" for name in (*projections, *norms)}
+    assert set(tensors) == layer | {"fc.weight", "norm.weight", "lm_head.weight", "d2t", "t2d"}
+    hidden, vocabulary = config["hidden_size"], config["draft_vocab_size"]
+    assert tensors["fc.weight"].shape == (hidden, 3 * hidden)
+    assert tensors["midlayer.self_attn.q_proj.weight"].shape[1] == 2 * hidden
+    assert tensors["lm_head.weight"].shape == (vocabulary, hidden)
+    assert (tensors["d2t"].dtype, tensors["d2t"].shape) == (torch.int64, (vocabulary,))
+    assert (tensors["t2d"].dtype, tensors["t2d"].shape) == (torch.bool, (config["vocab_size"],))
+    hot = tensors["d2t"] + torch.arange(vocabulary)  # how SGLang reads d2t
+    assert hot.tolist() == TOKENS
 
 
 def speculators(**changes) -> dict:

@@ -25,6 +25,7 @@ from outrider.api.resolve import (
 from outrider.api.text import TextStream
 from outrider.config import ContextConfig, EngineConfig, SpeculativeConfig, from_mapping
 from outrider.drafters.registry import needed_taps
+from outrider.drafters.shipped import ANY_HEADS, shipped_heads, with_heads
 from outrider.engine.engine import Engine
 from outrider.engine.pipelined import PipelinedEngine
 from outrider.errors import CapacityError, ConfigError, PromptTooLongError, RequestError, UnsupportedError
@@ -49,8 +50,11 @@ from outrider.speculation.pools import FLOWS
 from outrider.speculation.speculator import Speculator
 from outrider.types import Request, SamplingParams
 
-#: What "auto" speculation is: every drafter that needs no model of its own, as far as it pays (docs/speculation.md).
-AUTO = SpeculativeConfig(drafters=("ngram", "suffix"), vote="hedge", length="goodput", num_speculative_tokens=(0, 8))
+#: What "auto" speculation is: every drafter that needs no model of its own, and the heads that come with the target, as
+#: far as they pay (docs/speculation.md).
+AUTO = SpeculativeConfig(
+    drafters=("ngram", "suffix", ANY_HEADS), vote="hedge", length="goodput", num_speculative_tokens=(0, 8)
+)
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,8 @@ class Core:
             threads=engine.threads,
             backend=options.backend,
         )
+        self._heads = shipped_heads(self.loaded)
+        options = replace(options, speculative=with_heads(options.speculative, self._heads))
         self.resolved: Resolved = resolve(self.decoder, options)
         self._asked = options.speculative
         self.config = replace(engine, max_model_len=self.resolved.max_model_len)
@@ -126,8 +132,8 @@ class Core:
         """Speculate in another way from now on; only while no request is open."""
         if self.engine.scheduler.busy:
             raise CapacityError("speculation cannot be changed while requests are open; let them end first")
-        self._asked = config
-        config = resolve_speculation(config, self.resolved.context)
+        self._asked = with_heads(config, self._heads)
+        config = resolve_speculation(self._asked, self.resolved.context)
         engine = self._engine(config)
         self.engine.close()
         self.engine, self.resolved = engine, replace(self.resolved, speculative=config)

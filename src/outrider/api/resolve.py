@@ -53,6 +53,7 @@ def resolve(decoder: Decoder, options: Options) -> Resolved:
             "lower it",
             "max_model_len",
         )
+    check_kv_memory(engine.kv_memory if context.kv_path is None else context.kv_memory, decoder)
     per_page = decoder.kv_bytes_per_token() * engine.page_size + selector_bytes(context, spec, engine.page_size)
     longest = engine.max_model_len or spec.max_positions
     if context.kv_path is None:
@@ -104,6 +105,16 @@ def free_space(folder: str) -> int:
     while not path.exists():
         path = path.parent
     return shutil.disk_usage(path).free
+
+
+def check_kv_memory(kv_memory: int | None, decoder: Decoder) -> None:
+    """Refuse more memory for keys and values than this machine has; what an accelerator has it says itself."""
+    device = getattr(decoder, "device", None)
+    if kv_memory is None or (device is not None and device.type != "cpu"):
+        return
+    machine = min(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), _cgroup_limit())
+    if kv_memory > machine:
+        raise CapacityError(f"kv_memory = {kv_memory} bytes, but this machine has {machine} bytes of memory; lower it")
 
 
 def check_context(context: ContextConfig) -> None:

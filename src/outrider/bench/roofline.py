@@ -21,7 +21,7 @@ def roof(llm: LLM, context: int = 128) -> dict[str, Any]:
     threads = llm.core.config.threads or len(cores())
     bandwidth = max(read_bandwidth(threads) for _ in range(5))
     seconds = {rows: llm.forward_seconds(rows, context) for rows in ROWS}
-    needed = llm.core.decoder.weight_bytes + context * llm.core.decoder.kv_bytes_per_token()
+    needed = llm.core.decoder.step_bytes + context * llm.core.decoder.kv_bytes_per_token()
     return {
         "threads": threads,
         "bandwidth_gb_per_s": bandwidth / 1e9,

@@ -83,9 +83,20 @@ class TimedDrafter(Drafter, Protocol):
 class World(Protocol):
     """What is true, who may guess it, and what everything costs. Requests are numbers from 0."""
 
-    requests: int
-    overhead_s: float
-    parallel: bool
+    @property
+    def requests(self) -> int:
+        """How many there are."""
+        ...
+
+    @property
+    def overhead_s(self) -> float:
+        """Seconds of every step that are neither drafting nor verifying."""
+        ...
+
+    @property
+    def parallel(self) -> bool:
+        """Whether drafters run side by side."""
+        ...
 
     def prompt(self, request: int) -> Sequence[int]:
         """The tokens a request begins with."""
@@ -116,7 +127,7 @@ class GivenWorld:
     """A machine and traffic given as numbers."""
 
     def __init__(self, machine: Machine, traffic: Traffic) -> None:
-        self.requests = traffic.requests
+        self.requests: int = traffic.requests
         self.overhead_s, self.parallel = machine.overhead_s, machine.parallel
         self._machine, self._traffic = machine, traffic
         self._target = SimulatedTarget(traffic)

@@ -19,6 +19,7 @@ from outrider.api.outputs import RequestOutput, SpeculativeMetrics
 from outrider.bench.record import note, percentile
 from outrider.bench.workloads import Prompt
 from outrider.errors import ConfigError
+from outrider.speculation.report import DrafterReport, SpeculationReport
 from outrider.types import SamplingParams
 
 #: Ways to speculate by name; a table of speculative_config may stand instead of a name.
@@ -65,10 +66,7 @@ class Round:
 
     seconds: float
     outputs: list[RequestOutput]
-    draft_s: float
-    verify_s: float
-    overhead_s: float
-    steps: int
+    report: SpeculationReport
 
     @property
     def tokens(self) -> int:
@@ -94,6 +92,11 @@ class Case:
     task: str
     rounds: list[Round] = field(default_factory=list)
 
+    @property
+    def report(self) -> SpeculationReport:
+        """What speculation did in the last round."""
+        return self.rounds[-1].report
+
     def row(self, reference: Case) -> dict[str, Any]:
         """The record's row; the ratio is the median over rounds of this mode's speed over the reference's."""
         outputs = [output for r in self.rounds for output in r.outputs]
@@ -102,7 +105,8 @@ class Case:
         ratios = [s / (r.tokens / r.seconds) for s, r in zip(speeds, reference.rounds, strict=True)]
         first = [1e3 * (output.metrics.first_token_s or 0) for output in outputs]
         each = [per_token_ms(output) for output in outputs]
-        steps = max(1, sum(r.steps for r in self.rounds))
+        reports = [r.report for r in self.rounds]
+        per_step = 1e3 / max(1, sum(report.steps for report in reports))
         return {
             "mode": self.mode,
             "concurrency": self.concurrency,
@@ -125,9 +129,12 @@ class Case:
             "num_accepted_tokens": speculative.num_accepted_tokens,
             "acceptance_length": speculative.acceptance_length,
             "per_position": speculative.per_position,
-            "draft_ms": 1e3 * sum(r.draft_s for r in self.rounds) / steps,
-            "verify_ms": 1e3 * sum(r.verify_s for r in self.rounds) / steps,
-            "overhead_ms": 1e3 * sum(r.overhead_s for r in self.rounds) / steps,
+            "draft_ms": per_step * sum(report.draft_s for report in reports),
+            "verify_ms": per_step * sum(report.verify_s for report in reports),
+            "overhead_ms": per_step * sum(report.overhead_s for report in reports),
+            "control_ms": per_step * sum(report.control_s for report in reports),
+            "drafters": [drafter_row(drafter) for drafter in self.report.drafters],
+            "lengths": dict(self.report.lengths),
             "identical_to_" + reference.mode: all(
                 mine.answers == theirs.answers for mine, theirs in zip(self.rounds, reference.rounds, strict=True)
             ),
@@ -145,19 +152,47 @@ def measure(
     by_task: bool,
 ) -> list[dict[str, Any]]:
     """Rows of every mode: the mixed stream, and every task alone where asked for."""
+    cases = run_cases(
+        llm,
+        modes,
+        prompts,
+        concurrency=concurrency,
+        max_tokens=max_tokens,
+        repeats=repeats,
+        by_task=by_task,
+    )
+    return rows_of(cases, len(modes))
+
+
+def rows_of(cases: Sequence[Case], modes: int) -> list[dict[str, Any]]:
+    """The record's rows; the first of every `modes` cases is what the others are compared with."""
+    return [case.row(cases[index - index % modes]) for index, case in enumerate(cases)]
+
+
+def run_cases(
+    llm: LLM,
+    modes: Sequence[Mode],
+    prompts: Sequence[Prompt],
+    *,
+    concurrency: int,
+    max_tokens: int,
+    repeats: int,
+    by_task: bool,
+) -> list[Case]:
+    """All modes on the mixed stream, then on every task alone where asked for; within a group they take turns."""
     groups = {"mixed": list(prompts)}
     if by_task:
         groups |= {task: [p for p in prompts if p.task == task] for task in dict.fromkeys(p.task for p in prompts)}
-    rows = []
+    done: list[Case] = []
     for task, members in groups.items():
         cases = [Case(mode.name, concurrency, task) for mode in modes]
         for turn in range(repeats):
             for mode, case in rotate(list(zip(modes, cases, strict=True)), turn):
-                done = answer(llm, mode, members, concurrency, max_tokens)
-                case.rounds.append(done)
-                note(f"{task} x{concurrency} {mode.name}: {done.tokens / done.seconds:.1f} tokens/s")
-        rows += [case.row(cases[0]) for case in cases]
-    return rows
+                answered = answer(llm, mode, members, concurrency, max_tokens)
+                case.rounds.append(answered)
+                note(f"{task} x{concurrency} {mode.name}: {answered.tokens / answered.seconds:.1f} tokens/s")
+        done += cases
+    return done
 
 
 def answer(llm: LLM, mode: Mode, prompts: Sequence[Prompt], concurrency: int, max_tokens: int) -> Round:
@@ -172,8 +207,14 @@ def answer(llm: LLM, mode: Mode, prompts: Sequence[Prompt], concurrency: int, ma
     for at in range(0, len(messages), concurrency):
         outputs += llm.chat(messages[at : at + concurrency], params)
     seconds = perf_counter() - started
-    report = llm.speculation_report()
-    return Round(seconds, outputs, report.draft_s, report.verify_s, report.overhead_s, report.steps)
+    return Round(seconds, outputs, llm.speculation_report())
+
+
+def drafter_row(drafter: DrafterReport) -> dict[str, Any]:
+    """One drafter's part of a row."""
+    wanted = ("name", "rounds", "proposals", "agreed_tokens", "drafts", "draft_tokens", "accepted_tokens")
+    told = {key: getattr(drafter, key) for key in (*wanted, "votes_won", "weight", "off")}
+    return {**told, "acceptance_length": drafter.acceptance_length, "time_ms": 1e3 * drafter.time_s}
 
 
 def rotate(items: list[Any], turn: int) -> list[Any]:

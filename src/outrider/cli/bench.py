@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from outrider.cli import options as opt
+from outrider.cli.bench_simulate import simulate
 from outrider.errors import ConfigError
 
 app = typer.Typer(
@@ -22,7 +23,6 @@ Model = Annotated[str, typer.Argument(help="Alias, folder, .gguf file or hub id.
 Data = Annotated[
     str | None, typer.Option(help="Folder with spec_bench.jsonl; default: OUTRIDER_DATA, else own prompts.")
 ]
-Out = Annotated[Path | None, typer.Option(help="Write the record to this file too.")]
 Repeats = Annotated[int, typer.Option(min=1, help="Rounds; figures are medians.")]
 
 
@@ -32,6 +32,10 @@ def speed(
     modes: Annotated[
         str, typer.Option(help="Ways to speculate, comma separated; the first is the reference.")
     ] = "plain,auto",
+    ablation: Annotated[
+        str | None,
+        typer.Option(help="Instead of modes: these drafters one by one, then vote, length and pipeline step by step."),
+    ] = None,
     concurrency: Annotated[str, typer.Option(help="Requests at a time, comma separated.")] = "1",
     tasks: Annotated[str | None, typer.Option(help="Tasks, comma separated; default: all.")] = None,
     requests: Annotated[int, typer.Option(min=1, help="Prompts per task.")] = 2,
@@ -41,8 +45,9 @@ def speed(
     roofline: Annotated[
         bool, typer.Option("--roofline", help="Measure bandwidth and the cost of 1 to 16 rows.")
     ] = False,
+    report: Annotated[Path | None, typer.Option(help="Write a page with charts (needs matplotlib).")] = None,
     data: Data = None,
-    out: Out = None,
+    out: opt.Out = None,
     dtype: opt.Dtype = "auto",
     kv_cache_dtype: opt.KvDtype = "auto",
     threads: opt.Threads = None,
@@ -50,13 +55,18 @@ def speed(
     """Measure decode speed in several modes, in turns.
 
     Example: outrider bench speed smollm2-135m --modes plain,ngram,goodput --concurrency 1,8
+    Example: outrider bench speed smollm2-135m --ablation ngram,suffix,heads --by-task --report speed.html
     """
     from outrider.api.llm import LLM
+    from outrider.bench import ablation as steps
     from outrider.bench import record, speed, table
     from outrider.bench.roofline import roof
     from outrider.bench.workloads import load_prompts
 
-    wanted = [speed.Mode.parse(name) for name in some(modes, "--modes")]
+    if ablation is None:
+        wanted = [speed.Mode.parse(name) for name in some(modes, "--modes")]
+    else:
+        wanted = steps.ablation_modes(some(ablation, "--ablation"))
     levels = parse_levels(concurrency)
     prompts = load_prompts(data, split(tasks) if tasks else None, requests)
     with LLM(
@@ -70,18 +80,27 @@ def speed(
     ) as llm:
         for mode in wanted:  # compile and touch everything before anything is timed
             speed.answer(llm, mode, prompts[:1], 1, 8)
-        rows = []
+        cases = []
         for level in levels:
-            rows += speed.measure(
+            cases += speed.run_cases(
                 llm, wanted, prompts, concurrency=level, max_tokens=max_tokens, repeats=repeats, by_task=by_task
             )
-        more = {"roofline": roof(llm)} if roofline else {}
+        rows = speed.rows_of(cases, len(wanted))
+        more: dict[str, Any] = {"roofline": roof(llm)} if roofline else {}
         config = llm.describe()
     ratio = f"ratio_to_{wanted[0].name}"
     columns = ["task", "concurrency", "mode", "output_tokens_per_second", ratio, f"decode_{ratio}", "acceptance_length"]
-    times = ["draft_ms", "verify_ms", "overhead_ms"]
-    table.show(rows, [*columns, *times, f"identical_to_{wanted[0].name}"], f"speed of {model}")
-    record.emit(record.new_record("speed", config, rows, **more), out)
+    columns += ["draft_ms", "verify_ms", "overhead_ms", "control_ms", f"identical_to_{wanted[0].name}"]
+    table.show(rows, columns, f"speed of {model}")
+    if ablation is not None:
+        more["ablation"] = steps.ablation_rows(rows)
+        table.show(more["ablation"], list(more["ablation"][0]), f"step by step, {model}")
+    made = record.new_record("speed", config, rows, **more)
+    if report is not None:
+        from outrider.bench.page import write_page
+
+        write_page(report, f"Speed of {model}", made, cases, columns)
+    record.emit(made, out)
 
 
 def some(text: str, option: str) -> list[str]:
@@ -117,7 +136,7 @@ def peers(
     dtype: opt.Dtype = "auto",
     kv_cache_dtype: opt.KvDtype = "auto",
     threads: opt.Threads = None,
-    out: Out = None,
+    out: opt.Out = None,
 ) -> None:
     """Compare with other engines on the same model file, in turns.
 
@@ -160,7 +179,7 @@ def context(
     data: Annotated[
         str | None, typer.Option(help="Folder with war_and_peace.txt; default: OUTRIDER_DATA, else random pairs.")
     ] = None,
-    out: Out = None,
+    out: opt.Out = None,
     dtype: opt.Dtype = "auto",
     kv_cache_dtype: opt.KvDtype = "auto",
     threads: opt.Threads = None,
@@ -198,3 +217,6 @@ def context(
     more = ["captured_mass", "overlap", "select_share", "acceptance_length", "identical"]
     table.show(rows, [*columns, *more], f"long contexts of {model}")
     record.emit(record.new_record("context", config, rows), out)
+
+
+app.command()(simulate)

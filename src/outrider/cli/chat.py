@@ -123,6 +123,7 @@ def attempt(chat: Chat, text: str) -> None:
         print(f"outrider: {error}; /clear forgets the conversation", file=sys.stderr)
 
 
+@opt.takes_shared
 def chat(
     model: Annotated[str, typer.Argument(help="Alias, folder, .gguf file or hub id.")] = "smollm2-135m",
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
@@ -130,15 +131,8 @@ def chat(
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Nucleus: smallest set of tokens with this probability.")] = 1.0,
     plain_output: Annotated[bool, typer.Option("--plain-output", help="No colours.")] = False,
-    seed: opt.Seed = 0,
-    dtype: opt.Dtype = "auto",
-    kv_cache_dtype: opt.KvDtype = "auto",
-    max_model_len: opt.MaxModelLen = None,
-    kv_memory: opt.KvMemory = None,
-    threads: opt.Threads = None,
-    revision: opt.Revision = None,
-    speculative_config: opt.Speculative = "auto",
-    context_config: opt.ContextTable = None,
+    *,
+    shared: opt.Shared,
 ) -> None:
     """Talk to a model; every answer ends with its speed and acceptance.
 
@@ -147,22 +141,10 @@ def chat(
     from outrider.errors import ConfigError
     from outrider.types import SamplingParams
 
-    with opt.open_llm(
-        model,
-        speculative=speculative_config,
-        context=context_config,
-        kv_memory=kv_memory,
-        dtype=dtype,
-        kv_cache_dtype=kv_cache_dtype,
-        max_model_len=max_model_len,
-        threads=threads,
-        revision=revision,
-        seed=seed,
-        max_num_seqs=1,
-    ) as llm:
+    with shared.open(model, max_num_seqs=1) as llm:
         if not llm.tokenizer.has_chat_template:
             raise ConfigError(f"{model} has no chat template; use `outrider generate {model} -p TEXT --raw`")
-        params = SamplingParams(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed)
+        params = SamplingParams(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=shared.seed)
         colour = not plain_output and sys.stdout.isatty()
         if sys.stdin.isatty():
             print(f"{model}; {HELP}", file=sys.stderr)

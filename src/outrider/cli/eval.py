@@ -26,7 +26,7 @@ def eval_command(
     data: Annotated[str | None, typer.Option(help="Folder with the public texts; default: OUTRIDER_DATA.")] = None,
     seed: Annotated[int, typer.Option(help="Of the cases.")] = 0,
     plots: Annotated[Path | None, typer.Option(help="Folder for pictures (needs matplotlib).")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the record to this file too.")] = None,
+    out: opt.Out = None,
     dtype: opt.Dtype = "auto",
     kv_cache_dtype: opt.KvDtype = "auto",
     threads: opt.Threads = None,

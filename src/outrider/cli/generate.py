@@ -13,6 +13,7 @@ from outrider.cli.footer import footer
 from outrider.errors import RequestError
 
 
+@opt.takes_shared
 def generate(
     model: Annotated[str, typer.Argument(help="Alias, folder, .gguf file or hub id.")],
     prompt: Annotated[str, typer.Option("--prompt", "-p", help="The prompt; - reads it from stdin.")],
@@ -23,15 +24,8 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="Stop string; may be given several times.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Send the prompt as it is, without the chat template.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
-    seed: opt.Seed = 0,
-    dtype: opt.Dtype = "auto",
-    kv_cache_dtype: opt.KvDtype = "auto",
-    max_model_len: opt.MaxModelLen = None,
-    kv_memory: opt.KvMemory = None,
-    threads: opt.Threads = None,
-    revision: opt.Revision = None,
-    speculative_config: opt.Speculative = "auto",
-    context_config: opt.ContextTable = None,
+    *,
+    shared: opt.Shared,
 ) -> None:
     """Answer one prompt.
 
@@ -41,20 +35,9 @@ def generate(
 
     text = sys.stdin.read() if prompt == "-" else prompt
     params = SamplingParams(
-        temperature=temperature, top_p=top_p, top_k=top_k, max_tokens=max_tokens, stop=stop, seed=seed
+        temperature=temperature, top_p=top_p, top_k=top_k, max_tokens=max_tokens, stop=stop, seed=shared.seed
     )
-    with opt.open_llm(
-        model,
-        speculative=speculative_config,
-        context=context_config,
-        kv_memory=kv_memory,
-        dtype=dtype,
-        kv_cache_dtype=kv_cache_dtype,
-        max_model_len=max_model_len,
-        threads=threads,
-        revision=revision,
-        seed=seed,
-    ) as llm:
+    with shared.open(model) as llm:
         chat = llm.tokenizer.has_chat_template and not raw
         ids = llm.tokenizer.chat([{"role": "user", "content": text}]) if chat else text
         if json_output:

@@ -37,6 +37,7 @@ def info(
 def describe(loaded: LoadedModel) -> dict[str, Any]:
     """The facts as JSON types. Sizes in bytes, context in tokens; memory: weights as stored and one full context."""
     from outrider.api.core import AUTO
+    from outrider.drafters.shipped import shipped_heads, with_heads
 
     spec, tokenizer = loaded.spec, loaded.tokenizer
     stored = [(str(getattr(w, "kind", "float32")), int(getattr(w, "nbytes", 0))) for w in loaded.weights.values()]
@@ -69,7 +70,7 @@ def describe(loaded: LoadedModel) -> dict[str, Any]:
         "tokenizer_tokens": tokenizer.vocab_size,
         "end_tokens": [{"id": token, "text": _text(tokenizer, token)} for token in tokenizer.eos_token_ids],
         "chat_template": tokenizer.has_chat_template,
-        "speculation_auto": asdict(AUTO),
+        "speculation_auto": asdict(with_heads(AUTO, shipped_heads(loaded)) or AUTO),
     }
 
 

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -12,6 +17,18 @@ from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
     from outrider.api.llm import LLM
+
+
+def writable(path: Path | None) -> Path | None:
+    """A file that is written when all is measured: where it cannot be, that is said before anything runs."""
+    if path is None:
+        return path
+    folder = path.parent
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        reason = "is a folder" if path.is_dir() else "cannot be written: its folder is missing or not writable"
+        raise ConfigError(f"--out {path} {reason}; name a file in a folder that exists", "--out")
+    return path
+
 
 Dtype = Annotated[str, typer.Option(help="Weights: auto, int8, int4 or float32; bfloat16 on an accelerator.")]
 KvDtype = Annotated[str, typer.Option("--kv-cache-dtype", help="Keys and values: auto, float32, bfloat16, int8.")]
@@ -26,24 +43,57 @@ Speculative = Annotated[
 ContextTable = Annotated[
     str | None, typer.Option("--context-config", help='A JSON table such as {"mode": "sparse", "budget": 1024}.')
 ]
+Out = Annotated[Path | None, typer.Option("--out", help="Write the record to this file too.", callback=writable)]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")]
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30, "t": 10**12, "ti": 2**40}
 
 
-def open_llm(model: str, *, speculative: str, context: str | None, kv_memory: str | None, **options: Any) -> LLM:
-    """The LLM that command-line options describe; options that are None keep their defaults."""
-    from outrider.api.llm import LLM
+@dataclass(frozen=True)
+class Shared:
+    """What commands that answer say about the model, in the same words. Options that are None keep their defaults."""
 
-    given = {key: value for key, value in options.items() if value is not None}
-    if kv_memory is not None:
-        given["kv_memory"] = parse_bytes(kv_memory)
-    return LLM(
-        model,
-        speculative_config=parse_speculative(speculative),
-        context_config=None if context is None else parse_table(context, "--context-config"),
-        **given,
-    )
+    seed: Seed = 0
+    dtype: Dtype = "auto"
+    kv_cache_dtype: KvDtype = "auto"
+    max_model_len: MaxModelLen = None
+    kv_memory: KvMemory = None
+    threads: Threads = None
+    revision: Revision = None
+    speculative_config: Speculative = "auto"
+    context_config: ContextTable = None
+
+    def open(self, model: str, **more: Any) -> LLM:
+        """The LLM that they describe; `more` are further options of LLM."""
+        from outrider.api.llm import LLM
+
+        given = {name: value for name, value in (vars(self) | more).items() if value is not None}
+        given["speculative_config"] = parse_speculative(self.speculative_config)
+        if self.kv_memory is not None:
+            given["kv_memory"] = parse_bytes(self.kv_memory)
+        if self.context_config is not None:
+            given["context_config"] = parse_table(self.context_config, "--context-config")
+        return LLM(model, **given)
+
+
+def takes_shared(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command with a keyword `shared: Shared` the options of Shared in its place."""
+    own = [p for p in signature(command, eval_str=True).parameters.values() if p.name != "shared"]
+    kinds = get_type_hints(Shared, include_extras=True)
+    common = [
+        Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=kinds[field.name])
+        for field in fields(Shared)
+    ]
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        shared = Shared(**{parameter.name: given.pop(parameter.name) for parameter in common})
+        command(**given, shared=shared)
+
+    parameters = [*own, *common]
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
 
 
 def parse_speculative(text: str) -> Mapping[str, Any] | str | None:

@@ -11,7 +11,7 @@ memory off (`shared_tokens: 0`) where even that matters.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -21,6 +21,7 @@ from outrider.drafters.hits import HitRates
 from outrider.errors import ConfigError
 from outrider.types import NO_DRAFT, Draft
 
+_RETURNING = 256  # forgotten sequences that may come back, as preempted ones do
 _LEARN_PER_CALL = 64  # past output tokens taken into the shared memory per step, so that no step stalls
 
 
@@ -63,6 +64,7 @@ class _Tracked:
     matches: list[_Match] = field(default_factory=list)
     seen: int = 0
     matched: int = 0  # length of the match behind the open draft
+    given: int = 0  # tokens of its output that the shared memory has already
 
 
 class SuffixDrafter:
@@ -77,6 +79,7 @@ class SuffixDrafter:
         self._tracked: dict[int, _Tracked] = {}
         self._shared = _SharedMemory(self.options.shared_tokens)
         self._rates = HitRates()
+        self._given: OrderedDict[int, int] = OrderedDict()  # latest forgotten sequences -> output tokens remembered
 
     @classmethod
     def build(cls, options: SuffixOptions, host: object) -> SuffixDrafter:
@@ -99,10 +102,18 @@ class SuffixDrafter:
                 tracked.matched = 0
 
     def forget(self, sequence_id: int) -> None:
-        """The output goes into the shared memory, a little with every step to come."""
+        """The output goes into the shared memory, a little with every step to come.
+
+        A preempted sequence is forgotten too and comes back: what was remembered of it is not remembered again.
+        """
         tracked = self._tracked.pop(sequence_id, None)
-        if tracked is not None:
-            self._shared.add(tracked.context.tokens[tracked.context.prompt_length :])
+        if tracked is None:
+            return
+        output = tracked.context.tokens[tracked.context.prompt_length :]
+        self._shared.add(output[tracked.given :])
+        self._given[sequence_id] = len(output)
+        if len(self._given) > _RETURNING:
+            self._given.popitem(last=False)
 
     def _guess(self, context: Context, depth: int) -> Draft:
         tracked = self._track(context)
@@ -120,7 +131,8 @@ class SuffixDrafter:
         """Read what is new of a sequence."""
         tracked = self._tracked.get(context.sequence_id)
         if tracked is None or tracked.seen > len(context.tokens):
-            tracked = self._tracked[context.sequence_id] = _Tracked(context)
+            given = self._given.pop(context.sequence_id, 0)
+            tracked = self._tracked[context.sequence_id] = _Tracked(context, given=given)
         fresh = context.tokens[tracked.seen :]
         self._read_own(tracked, fresh)
         self._shared.follow(tracked.matches, fresh[-self.options.sequence_tokens :])

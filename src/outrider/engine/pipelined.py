@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from queue import SimpleQueue
 from time import perf_counter
 
@@ -148,7 +149,8 @@ class PipelinedEngine(Engine):
     def _tell(self, observations: SequenceOf[Observation], timing: StepTiming) -> None:
         """Queue the news for the speculator; the sequences go back to the running pool."""
         self._flow.observe(self._draft_s, timing.verify_s)
-        self._send(lambda: self.speculator.observe(observations, timing))
+        told = replace(timing, pool=self.pools.level)
+        self._send(lambda: self.speculator.observe(observations, told))
         for seen in observations:
             self.pools.resume(seen.sequence_id)
 

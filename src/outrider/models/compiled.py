@@ -40,8 +40,9 @@ class CompiledDecoder:
         self.spec, self.taps, self.kv_dtype, self.path = spec, taps, kv_dtype, path
         self.query_taps: tuple[int, ...] = ()
         self.weight_bytes = packed.nbytes
+        self.step_bytes = packed.nbytes - packed.looked_up + packed.looked_up // spec.vocab_size
         self._packed = packed
-        self._product = _warm_up(path)
+        self._product = warm_up(path, prepare_step)
         self._pool = pool(threads)
         self._work = Workspace(_sizes(spec), threads)
         self._lock = threading.Lock()
@@ -212,6 +213,7 @@ class _PackedModel:
 
     def __init__(self, spec: DecoderSpec, weights: Weights, dtype: Mode, taps: tuple[int, ...]) -> None:
         self.nbytes = 0
+        self.looked_up = 0  # bytes of a matrix of which a token reads one row
         self._held: list[NDArray] = []
         self._weights, self._dtype = weights, dtype
         self._kinds: set[int] = set()
@@ -222,6 +224,7 @@ class _PackedModel:
         if spec.tied or "lm_head" not in weights:
             last[layout.HEAD] = last[layout.EMBED]
         else:
+            self.looked_up = self.nbytes
             self._add_matrix("lm_head", last, layout.HEAD)
         for number in range(spec.num_layers):
             self._add_layer(spec, number)
@@ -357,13 +360,13 @@ def _say() -> None:
     )
 
 
-def _warm_up(path: str) -> int:
-    """The product's address for a path; says so where compiling takes a while."""
+def warm_up(path: str, prepare: Callable[[], None]) -> int:
+    """Compile what `prepare` compiles and the product of a path, whose address is given; says so if it takes long."""
     notice = threading.Timer(_QUIET, _say)
     notice.daemon = True
     notice.start()
     try:
-        prepare_step()
+        prepare()
         return product_address(path)
     finally:
         notice.cancel()

@@ -13,9 +13,10 @@ from outrider.kernels.cpu import isa, layout
 from outrider.kernels.cpu.head_step import FOUND, HEAD, prepare_head, run_head
 from outrider.kernels.cpu.pack import Mode, pack
 from outrider.kernels.cpu.pool import pool, usable_threads
-from outrider.kernels.cpu.product import MAX_ROWS, product_address
+from outrider.kernels.cpu.product import MAX_ROWS
 from outrider.kernels.cpu.rope import tables
 from outrider.kernels.cpu.workspace import Workspace, address, padded
+from outrider.models.compiled import warm_up
 from outrider.models.eagle3_spec import Eagle3Spec
 from outrider.models.eagle3_store import EMBEDDING, StoredHead
 from outrider.models.head import Chain, Guess, Job
@@ -97,8 +98,7 @@ class CompiledHead:
         self.weight_bytes = self._pack(stored, stored.weights.get(EMBEDDING, embedding), dtype)
         self._model = _describe(stored.spec, bool((self._matrices["kind"][:-1] != 0).any()))
         self._work = Workspace(_sizes(stored.spec), self._pool.members)
-        prepare_head()
-        self._work.step["product"] = product_address(isa.resolve(isa.wanted()))
+        self._work.step["product"] = warm_up(isa.resolve(isa.wanted()), prepare_head)
         self._buffers = _Buffers(self, self._pool.members)
         self._rows = self._positions = 0
 

@@ -35,6 +35,8 @@ class ReferenceDecoder:
         self.query_taps: tuple[int, ...] = ()
         self.device, self.dtype = tensors["embed"].device, tensors["embed"].dtype
         self.weight_bytes = sum(tensor.nbytes for tensor in tensors.values())
+        looked_up = tensors["embed"].nbytes if "lm_head" in tensors and not spec.tied else 0
+        self.step_bytes = self.weight_bytes - looked_up + looked_up // spec.vocab_size
         self.rows: ops.Rows = ops.RowByRow() if self.device.type == "cpu" else ops.AllRows()
         self.layers = [Layer(spec, _under(tensors, f"layers.{i}.")) for i in range(spec.num_layers)]
 

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from outrider.models.eagle3 import Eagle3Head, Embedding
-from outrider.models.eagle3_spec import spec_from_config
+from outrider.models.eagle3_spec import TAPS, spec_from_config
 from outrider.models.eagle3_store import CONFIG, EMBEDDING, WEIGHTS, StoredHead, read_head, stored_head
 from outrider.models.spec import DecoderSpec
 
@@ -81,6 +81,7 @@ def config_of(head: Eagle3Head) -> dict[str, Any]:
         "draft_vocab_size": spec.draft_vocab_size,
         "tie_word_embeddings": False,
         "norm_before_residual": spec.norm_before_residual,
-        "eagle_config": {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": list(spec.taps)},
+        TAPS: [tap + 1 for tap in spec.taps],  # vLLM counts states, of which the first is the embedding
+        "eagle_config": {"use_aux_hidden_state": True, TAPS: list(spec.taps)},  # SGLang counts layers
         "torch_dtype": str(head.fc.weight.dtype).removeprefix("torch."),
     }

@@ -20,6 +20,9 @@ ARCHITECTURES = ("LlamaForCausalLM", "LlamaForCausalLMEagle3", "Eagle3Speculator
 DEFAULT_THETA = 10000.0
 DEFAULT_POSITIONS = 2048
 
+#: Names the tapped layers, see `_taps`.
+TAPS = "eagle_aux_hidden_state_layer_ids"
+
 REFUSED = ("norm_before_fc", "fc_norm", "norm_output")
 
 
@@ -69,7 +72,7 @@ def spec_from_config(config: Mapping[str, Any], target: DecoderSpec) -> Eagle3Sp
         num_kv_heads=num_kv_heads,
         head_dim=hf_config.integer(layer, "head_dim", hidden // num_heads),
         intermediate_size=hf_config.integer(layer, "intermediate_size"),
-        taps=_taps(config, speculators, target.num_layers),
+        taps=_taps(config, target.num_layers),
         max_positions=positions,
         norm_eps=hf_config.real(layer, "rms_norm_eps", 1e-6),
         activation=hf_config.activation(layer, "hidden_act", "silu"),
@@ -99,13 +102,13 @@ def _match(field: str, head: int, target: int) -> None:
         )
 
 
-def _taps(config: Mapping[str, Any], speculators: bool, num_layers: int) -> tuple[int, ...]:
-    """The tapped layers. Speculators count states, of which the first is the embedding; others count layers."""
-    key = "eagle_aux_hidden_state_layer_ids"
-    ids = config.get(key) or (config.get("eagle_config") or {}).get(key)
-    if not ids:
+def _taps(config: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
+    """The tapped layers. In `eagle_config` (SGLang) ids count layers; beside it (vLLM) states, the embedding first."""
+    inner = config.get("eagle_config")
+    ids = inner.get(TAPS) if isinstance(inner, Mapping) else None
+    taps = tuple(int(i) for i in ids or ()) or tuple(int(i) - 1 for i in config.get(TAPS) or ())
+    if not taps:
         return default_taps(num_layers)
-    taps = tuple(int(i) - speculators for i in ids)
     if len(taps) != 3 or min(taps) < 0 or max(taps) >= num_layers:
-        raise ModelError(f"the head asks for states {list(ids)}; supported: three layers of the target's {num_layers}")
+        raise ModelError(f"the head asks for layers {list(taps)}; supported: three layers of the target's {num_layers}")
     return taps

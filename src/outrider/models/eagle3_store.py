@@ -157,6 +157,7 @@ def install_compact(source: str | Path, folder: str | Path, target: DecoderSpec)
         for name in (name for name in (CONFIG, CARD) if (source / name).exists()):
             shutil.copyfile(source / name, Path(draft, name))
         for path in Path(draft).iterdir():
+            path.chmod(0o644)  # safetensors makes files that only their owner reads
             os.replace(path, folder / path.name)
 
 

@@ -148,6 +148,7 @@ class Decoder(Protocol):
     taps: tuple[int, ...]  # layers whose output hidden states Result.features carries; empty: none
     query_taps: tuple[int, ...]  # layers whose queries Result.queries carries; empty: none
     weight_bytes: int
+    step_bytes: int  # of the weights that a pass of one row reads: of an embedding that is no output matrix, one row
 
     def new_cache(self, num_pages: int, page_size: int) -> KVCache: ...
 

@@ -28,6 +28,7 @@ class CostTable:
         self._seconds = list(accumulate(map(float, seconds), max))
         self._scales: dict[int, float] = {}
         self._updates = 0
+        self._told: dict[tuple[int, int], float] = {}  # times since the last update
 
     @classmethod
     def measured(cls, measure: Callable[[int], float], rows: Sequence[int]) -> CostTable:
@@ -41,6 +42,12 @@ class CostTable:
 
     def time(self, sequences: int, rows: int) -> float:
         """Seconds of a pass of `rows` rows over `sequences` sequences."""
+        told = self._told.get((sequences, rows))
+        if told is None:
+            told = self._told[sequences, rows] = self._interpolated(sequences, rows)
+        return told
+
+    def _interpolated(self, sequences: int, rows: int) -> float:
         right = self._right_of(rows)
         low, start = self._knots[right - 1], self._seconds[right - 1]
         slope = (self._seconds[right] - start) / (self._knots[right] - low)
@@ -64,6 +71,7 @@ class CostTable:
         if timing.verify_s <= 0 or timing.rows <= 0:
             return
         ratio = timing.verify_s / self.time(timing.sequences, timing.rows)
+        self._told.clear()
         if self._updates == 0:  # the first step sets the level
             self._seconds = [seconds * ratio for seconds in self._seconds]
             ratio = 1.0

@@ -104,6 +104,7 @@ class GoodputLength:
         self._steps = 0
 
     def awake(self) -> bool:
+        self._plan = None
         return self._low > 0 or not self._rest.resting()
 
     def depths(
@@ -148,14 +149,17 @@ class GoodputLength:
         drafted = sum(trial.verdict.drafted for trial in trials)
         self._spare_rows = max(0, timing.rows - drafted - len(trials))
         self._costs.update(timing)
-        self._draft_costs.update(calls)
+        sequences = max(1, len(trials))
+        costly = [name for name in calls if not self._is_cheap(name, sequences)]
+        review = self._steps % _REVIEW == 0  # what is cheap is looked at now and then, the others always
+        self._draft_costs.update(calls if review else {name: calls[name] for name in costly})
         self._overhead_s.learn(timing.overhead_s)
         self._waited_s.learn(timing.draft_s)
         drafted_s = self._together([done.seconds for done in calls.values()])
         if drafted_s > 0:
             self._exposed.learn(exposure(timing.draft_s, drafted_s, timing.verify_s))
         self._rate.count(sum(len(trial.truth) for trial in trials), timing.total_s)
-        self._settle(trials, timing, calls)
+        self._settle(trials, timing, {name: calls[name].seconds for name in costly})
         self._lives.count(trials)
         self._steps += 1
         if self._steps % _REVIEW == 0:
@@ -168,9 +172,10 @@ class GoodputLength:
         """Whether a step of this drafter costs next to nothing of a verification."""
         cheap = self._cheap.get((name, sequences))
         if cheap is None:
-            longest = self._draft_costs.of(name).of(self.max_depth, sequences * self.max_depth, sequences)
+            costs = self._draft_costs
+            each = max(costs.turn(name, self.max_depth), costs.of(name).unread)
             limit = self._rules.cheap * self._plain_s(sequences)
-            cheap = self._draft_costs.known(name) and self._exposed.value * longest <= limit
+            cheap = costs.known(name) and self._exposed.value * sequences * each <= limit
             self._cheap[name, sequences] = cheap
         return cheap
 
@@ -241,21 +246,21 @@ class GoodputLength:
         longest = max(seconds, default=0.0)
         return longest + self._serial * (sum(seconds) - longest)
 
-    def _settle(self, trials: Sequence[Trial], timing: StepTiming, calls: Mapping[str, Calls]) -> None:
-        """Book what drafting took, what verifying its drafts took, and what its accepted tokens saved."""
-        sequences = max(1, len(trials))
-        costly = {name for name in calls if not self._is_cheap(name, sequences)}
-        spent = self._together([calls[name].seconds for name in costly])
+    def _settle(self, trials: Sequence[Trial], timing: StepTiming, costly: Mapping[str, float]) -> None:
+        """Book what costly drafting took (seconds), what verifying drafts took, and what accepted tokens saved."""
         one, income = self._costs.time(1, 1), self._rules.share * timing.total_s
-        self._account.book((income - self._exposed.value * spent) / one)
+        spent = self._exposed.value * self._together(list(costly.values()))
+        self._account.book((income - spent) / one)
         self._rows_account.book(income / one)
-        for trial in trials:
-            if trial.verdict.drafted:
-                saved = len(trial.verdict.accepted) * self._plain_s(sequences) / sequences
-                gained = (saved - trial.verdict.drafted * self._slope(sequences)) / one
-                self._rows_account.book(gained)
-                if trial.submitted.drafter in costly:
-                    self._account.book(gained)
+        drafted = [trial for trial in trials if trial.verdict.drafted]
+        if not drafted:
+            return
+        token, row = self._plain_s(len(trials)) / len(trials) / one, self._slope(len(trials)) / one
+        for trial in drafted:
+            gained = len(trial.verdict.accepted) * token - trial.verdict.drafted * row
+            self._rows_account.book(gained)
+            if trial.submitted.drafter in costly:
+                self._account.book(gained)
 
     def _worth(self, sequences: int) -> float:
         """Tokens that the engine gains per second."""

@@ -170,7 +170,7 @@ class GuardedDrafter:
             passes, tokens = max(passes, depth(draft)), tokens + max(1, len(draft))
             unread += self.unread(context)
             self._shown[context.sequence_id] = len(context.tokens) + len(draft)
-        self._calls = self._calls.plus(passes, tokens, seconds, unread)
+        self._calls = self._calls.plus(passes, tokens, seconds, unread, len(drafts))
 
     def _check_count(self, drafts: Sequence[Draft], wanted: int) -> None:
         if len(drafts) != wanted:

@@ -8,7 +8,7 @@ One whose weight has collapsed for a request stops drafting for it, and is re-pr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp
 
@@ -78,7 +78,10 @@ class HedgeVote:
         awake = {name: draft for name, draft in proposals.items() if draft.tokens}
         if len(awake) < 2:
             return next(iter(awake.values()), NO_DRAFT)
-        tree, shares = PrefixTree(), self.shares(sequence_id)
+        shares = self.shares(sequence_id)
+        if all_agree(awake.values()):
+            return max(awake.values(), key=lambda draft: shares[draft.drafter] * sum(draft.confidence or ()))
+        tree = PrefixTree()
         for name, draft in awake.items():
             tree.insert(draft, shares[name], trust=True)
         return tree.heaviest_chain() if self._rules.branches == 1 else tree.runner_up()
@@ -120,6 +123,12 @@ class HedgeVote:
         if standings is None:
             standings = self._requests[sequence_id] = {name: _Standing() for name in self._prior}
         return standings
+
+
+def all_agree(drafts: Iterable[Draft]) -> bool:
+    """Whether all drafts are the same chain."""
+    first, *others = drafts
+    return first.is_chain and all(draft.is_chain and draft.tokens == first.tokens for draft in others)
 
 
 def _softmax(scores: Mapping[str, float]) -> dict[str, float]:

@@ -27,13 +27,16 @@ class Calls(NamedTuple):
     tokens: int = 0
     seconds: float = 0.0
     unread: int = 0  # tokens of its sequences that it had not been shown before
+    turns: int = 1  # sequences, each as often as it was drafted for
 
-    def plus(self, steps: int, tokens: int, seconds: float, unread: int) -> Calls:
+    def plus(self, steps: int, tokens: int, seconds: float, unread: int, turns: int) -> Calls:
         """These calls and one more."""
-        return Calls(self.steps + steps, self.tokens + tokens, self.seconds + seconds, self.unread + unread)
+        return Calls(
+            self.steps + steps, self.tokens + tokens, self.seconds + seconds, self.unread + unread, self.turns + turns
+        )
 
 
-NO_CALLS = Calls()
+NO_CALLS = Calls(turns=0)
 
 
 class Price(NamedTuple):
@@ -63,6 +66,10 @@ class DraftCosts:
         """Whether enough calls were seen to trust the price; the first one usually computes a prompt."""
         return self._fits[name].calls >= _INTRODUCTIONS
 
+    def turn(self, name: str, depth: int) -> float:
+        """Seconds of one draft of one sequence: a lookup takes no longer for a deep one, a model does."""
+        return self._fits[name].line.at(depth)
+
     def update(self, calls: Mapping[str, Calls]) -> None:
         """Learn from what the drafters did since the last step."""
         for name, done in calls.items():
@@ -79,6 +86,7 @@ class _Fit:
 
     def __init__(self) -> None:
         self.price = Price()
+        self.line = _Line()
         self.calls = 0
         self._reading = RunningMean(0.0)
         self._above = 0  # calls in a row that were far above the price
@@ -87,7 +95,8 @@ class _Fit:
     def learn(self, done: Calls) -> None:
         self.calls += 1
         usual = self.price.of(done.steps, done.tokens, 0)
-        if done.unread >= max(_BACKLOG, _BACKLOG_SHARE * done.tokens) and self.calls > 1:
+        behind = done.unread >= max(_BACKLOG, _BACKLOG_SHARE * done.tokens)
+        if behind and self.calls > 1:
             self._reading.learn(max(0.0, done.seconds - usual) / done.unread)
             self.price = self.price._replace(unread=self._reading.value)
             return
@@ -97,6 +106,8 @@ class _Fit:
         if self._above or done.seconds < usual / _FAR:
             self._restart()
         self._add(done.steps, done.tokens, done.seconds)
+        if not behind:
+            self.line.add(done.tokens / max(1, done.turns), done.seconds / max(1, done.turns))
         self.price = Price(*self._solve(), self._reading.value)
 
     def _restart(self) -> None:
@@ -119,3 +130,28 @@ class _Fit:
         if token < 0:
             return self._sy / self._ss, 0.0
         return (step, token) if step >= 0 else (0.0, self._ty / self._tt)
+
+
+class _Line:
+    """Seconds of a turn over its depth: a straight line that starts from 0 or above and never falls."""
+
+    def __init__(self) -> None:
+        self._n = self._x = self._y = self._xx = self._xy = 0.0
+
+    def add(self, depth: float, seconds: float) -> None:
+        """One turn; old ones fade."""
+        self._n = _MEMORY * self._n + 1
+        self._x = _MEMORY * self._x + depth
+        self._y = _MEMORY * self._y + seconds
+        self._xx = _MEMORY * self._xx + depth * depth
+        self._xy = _MEMORY * self._xy + depth * seconds
+
+    def at(self, depth: int) -> float:
+        """Seconds at a depth; where only one depth was seen, in proportion to it."""
+        if not self._n:
+            return 0.0
+        x, y = self._x / self._n, self._y / self._n
+        spread = self._xx / self._n - x * x
+        slope = (self._xy / self._n - x * y) / spread if spread > 1e-3 * x * x else y / x
+        slope = min(max(slope, 0.0), y / x)
+        return y + slope * (depth - x)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from outrider.memory.report import ContextReport
+from outrider.speculation.history import Moment
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class SpeculationReport:
     overhead_s: float = 0.0
     control_s: float = 0.0
     lengths: Mapping[int, int] = field(default_factory=dict)  # draft length -> how many drafts of it were handed out
+    history: tuple[Moment, ...] = ()  # how it went over time, oldest first
     context: ContextReport = field(default_factory=ContextReport)  # what attention read meanwhile
 
     @property

@@ -15,6 +15,7 @@ from time import perf_counter
 from outrider.drafters.base import Context, Need, Observation
 from outrider.speculation.acceptance import Estimates, NoEstimates
 from outrider.speculation.guard import Clock, GuardedDrafter
+from outrider.speculation.history import History
 from outrider.speculation.length import LengthPolicy
 from outrider.speculation.report import SpeculationReport
 from outrider.speculation.timing import StepTiming
@@ -50,6 +51,7 @@ class Speculator:
         self._times = [0.0, 0.0, 0.0]  # draft, verify, overhead
         self._control_s = 0.0
         self._steps = 0
+        self._history = History()
 
     def draft(self, contexts: Sequence[Context], limits: Sequence[int]) -> list[Draft]:
         """One draft per context with at most limits[i] tokens; limit 0 means that the request wants none."""
@@ -72,13 +74,13 @@ class Speculator:
             drafter.verified(timing.verify_s)
         trials = [self._close(seen) for seen in observations if seen.verdict.tokens]
         for trial in trials:
-            for drafter in self._drafters:
-                if drafter.name in trial.proposals:
-                    drafter.learn(trial)
+            for name in trial.proposals:
+                self._named[name].learn(trial)
         self._estimates.learn(trials)
         self._vote.observe(trials)
         self._length.observe(trials, timing, {drafter.name: drafter.drain() for drafter in self._drafters})
         self._count(timing)
+        self._remember(trials, timing)
         self._control_s += self._clock() - started - (self._drafting_s() - spent)
 
     def forget(self, sequence_id: int) -> None:
@@ -102,24 +104,33 @@ class Speculator:
             overhead_s=overhead_s,
             control_s=self._control_s,
             lengths=dict(sorted(self._lengths.items())),
+            history=self._history.moments(),
         )
 
     def _draft(self, contexts: Sequence[Context], limits: Sequence[int]) -> list[Draft]:
         ids = [context.sequence_id for context in contexts]
         proposals: list[dict[str, Draft]] = [{} for _ in contexts]
         believed: list[dict[str, Draft]] = [{} for _ in contexts]  # the same with calibrated confidences
+        ideas = False
         for drafter in self._drafters:
-            depths = self._depths(drafter, contexts, ids, limits, believed)
+            name, depths = drafter.name, self._depths(drafter, contexts, ids, limits, believed)
             for i, draft in enumerate(drafter.propose(contexts, depths)):
-                if depths[i] > 0:
-                    proposals[i][drafter.name] = draft
-                    believed[i][drafter.name] = self._estimates.calibrated(ids[i], drafter.name, draft)
-        merged = [self._vote.merge(i, drafts) for i, drafts in zip(ids, believed, strict=True)]
-        fitting = [head(draft, limit) for draft, limit in zip(merged, limits, strict=True)]
-        chosen = self._length.trim(ids, fitting, limits)
+                if draft.tokens:
+                    ideas = True
+                    proposals[i][name] = draft
+                    believed[i][name] = self._estimates.calibrated(ids[i], name, draft)
+                elif depths[i] > 0:
+                    proposals[i][name] = NO_DRAFT
+        chosen = self._chosen(ids, believed, limits) if ideas else [NO_DRAFT] * len(ids)
         self._open.update(zip(ids, zip(proposals, chosen, strict=True), strict=True))
         self._lengths.update(map(len, chosen))
         return chosen
+
+    def _chosen(self, ids: Sequence[int], believed: list[dict[str, Draft]], limits: Sequence[int]) -> list[Draft]:
+        """What is handed out of the proposals: one draft each by vote, as far as it is worth verifying."""
+        merged = [self._vote.merge(i, drafts) for i, drafts in zip(ids, believed, strict=True)]
+        fitting = [head(draft, limit) for draft, limit in zip(merged, limits, strict=True)]
+        return self._length.trim(ids, fitting, limits)
 
     def _depths(
         self,
@@ -132,10 +143,7 @@ class Speculator:
         """How deep a drafter is to draft for every sequence: what the length wants, as far as the vote lets it."""
         if drafter.off:
             return [0] * len(ids)
-        reaches = [
-            self._vote.reach(i, drafter.name, any(draft.tokens for draft in others.values()))
-            for i, others in zip(ids, standing, strict=True)
-        ]
+        reaches = [self._vote.reach(i, drafter.name, bool(others)) for i, others in zip(ids, standing, strict=True)]
         unread = lambda name, i: self._named[name].unread(contexts[i])  # noqa: E731
         wanted = self._length.depths(drafter.name, ids, limits, standing, unread)
         return list(map(min, wanted, reaches))
@@ -144,6 +152,15 @@ class Speculator:
         """The round of one sequence, now that the target has spoken; what was not verified counts as not submitted."""
         proposals, submitted = self._open.pop(seen.sequence_id, ({}, NO_DRAFT))
         return Trial(seen.sequence_id, proposals, head(submitted, seen.verdict.drafted), seen.verdict)
+
+    def _remember(self, trials: Sequence[Trial], timing: StepTiming) -> None:
+        """Add the step to the record of how things went."""
+        drafted = accepted = 0
+        for trial in trials:
+            drafted += trial.verdict.drafted
+            accepted += len(trial.verdict.accepted)
+        if self._history.add(len(trials), drafted, accepted, timing):
+            self._history.note(self._steps, dict(self._vote.weights()))
 
     def _drafting_s(self) -> float:
         return sum(drafter.time_s for drafter in self._drafters)

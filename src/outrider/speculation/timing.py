@@ -14,6 +14,7 @@ class StepTiming:
     overhead_s: float = 0.0
     sequences: int = 0
     rows: int = 0
+    pool: int = 0  # drafts that wait for the target, where a pipeline makes them ahead
 
     @property
     def total_s(self) -> float:

@@ -38,6 +38,9 @@ _HEAD = (
 HEAD = np.dtype([(name, np.int64) for name in _HEAD] + [("floor", np.float32), ("unused", np.float32)])
 FOUND = 16  # bytes of one (member, row): best index, its value, sum of exponentials
 
+#: Spelt out where it is used: LLVM would optimise every function below again for each of these above it.
+spelt_out: Any = njit(nogil=True, error_model="numpy", inline="always")
+
 _LOWEST = np.float32(-np.inf)
 Pool = namedtuple("Pool", ("keys", "values", "key_scales", "value_scales"))
 
@@ -85,7 +88,7 @@ def place_entry(m, s, h, projected, row, ahead, head):
         y[i] = x[i]
 
 
-@compiled
+@spelt_out
 def feed(m, s, h, w, member, members):
     """Fused states of all rows into x; keys and values of the rows that draft nothing."""
     base = prepare(m, s, 0, 0, h.features, h.features_stride, 0, h.rows, w[FC].groups, member, members)
@@ -135,7 +138,7 @@ def attend(m, s, h, row, ahead, head, member):
         finish(m, s, states + j * stride, row, head * shared + j)
 
 
-@compiled
+@spelt_out
 def mix(m, s, h, base, states, rows, ahead, member, members):
     """Attention of the drafting rows; where the head says so, the residual becomes the normed state."""
     first, last = share(rows * m.kv_heads, member, members)
@@ -149,7 +152,7 @@ def mix(m, s, h, base, states, rows, ahead, member, members):
                 x[i] = y[i]
 
 
-@compiled
+@spelt_out
 def draft_token(m, s, h, w, ahead, rows, member, members):
     """One more token for the first `rows` drafting sequences."""
     x = s.x + h.feeds * s.x_stride
@@ -176,7 +179,7 @@ def draft_token(m, s, h, w, ahead, rows, member, members):
     read_out(m, s, h, w[LM], x, ahead, rows, member, members)
 
 
-@compiled
+@spelt_out
 def read_out(m, s, h, lm, x, ahead, rows, member, members):
     """Logits over the reduced vocabulary, then the best of every row."""
     base = prepare(m, s, h.final_norm, 0, x, s.x_stride, 0, rows, lm.groups, member, members)
@@ -242,7 +245,7 @@ def going(h, ahead, member):
     return rows if alive else 0
 
 
-@compiled
+@spelt_out
 def run_draft(m, s, h, w, first, last, member, members):
     if first == 0:
         feed(m, s, h, w, member, members)

@@ -12,6 +12,8 @@ from browser import BROWSER, DRIVER, Browser, browser
 from live import Live, live, wait_for
 from stub import StubBackend
 
+from loading import LLAMA_CONFIG, llama_folder, llama_tensors
+from outrider.api.service import Service
 from outrider.server.app import STATIC
 
 needs_browser = pytest.mark.skipif(not (DRIVER and BROWSER), reason="chromium and chromedriver are not installed")
@@ -93,6 +95,41 @@ def test_a_chat_streams_and_tints(window: Browser, server: Live) -> None:
     assert window.text("#drafters tr") == "ngram75 %4.000.75"
     shoot(window, "light")
     assert window.log() == []
+
+
+@needs_browser
+def test_the_panel_tells_what_the_engine_counts(window: Browser, tmp_path: Path) -> None:
+    """A real engine that drafts and reads sparsely: every figure on the page is one of its own."""
+    tensors = {name: t * (0.1 if "proj" in name else 1.0) for name, t in llama_tensors(1).items()}  # it repeats itself
+    folder = llama_folder(tmp_path / "tiny", tensors, {**LLAMA_CONFIG} | {"max_position_embeddings": 1024})
+    drafters = {"drafters": ["ngram", "suffix"], "num_speculative_tokens": 4, "vote": "hedge"}
+    context = {"mode": "sparse", "budget": 64, "window": 16}
+    service = Service(str(folder), speculative_config=drafters, context_config=context, max_model_len=1024)
+    with live(service) as server:
+        window.open(server.url)
+        window.run("document.querySelector('#max-tokens').value = 96")
+        say(window, "the river runs past the mill " * 8)
+        window.wait("return document.querySelector('#messages li.assistant .note')")
+        window.wait("return document.querySelector('#running').textContent === '0 / 0'")
+        told, now = service.stats()["context"], server.http().get("/stats").json()["engine"]
+        assert told["sparse_steps"] > 0
+        shares = {"Read, sparse, budget 64": told["read_entries"] / told["known_entries"]}
+        shares |= {"Attention capturedabout ": told["captured"], "Selection overlap": told["overlap"]}
+        assert window.text("#context") == "".join(f"{name}{percent(share)} %" for name, share in shares.items())
+        rows = [(d["name"], d["accepted_tokens"], d["draft_tokens"], d["weight"]) for d in now["drafters"]]
+        shown = window.run("return [...document.querySelectorAll('#drafters tr')].map(r => r.innerText.split('\\t'))")
+        assert [(row[0], row[3]) for row in shown] == [(name, f"{weight:.2f}") for name, _, _, weight in rows]
+        assert [row[1] for row in shown] == [f"{percent(a / d)} %" if d else "–" for _, a, d, _ in rows]
+        assert sum(accepted for _, accepted, _, _ in rows) > 0
+        bars = window.run("return [...document.querySelectorAll('#lengths div')].map(e => e.title)")
+        assert bars == [f"{count} drafts of {length}" for length, count in now["lengths"].items()]
+        assert f"of {now['kv_pages_total']}" in window.text("#memory")
+        assert window.log() == []
+
+
+def percent(share: float) -> int:
+    """As JavaScript rounds."""
+    return int(100 * share + 0.5)
 
 
 @needs_browser

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -148,3 +150,35 @@ def test_the_package_holds_no_head_of_another_size_or_target():
         names = {path.name for path in card.parent.iterdir()}
         assert {"config.json", COMPACT, CARD} <= names
         assert sum(path.stat().st_size for path in card.parent.iterdir()) <= 15e6
+
+
+def test_the_pipelined_engine_drafts_with_heads_too(root):
+    """Observations and proposals come from different threads there."""
+    prompts = ["the fox", "jumps over the lazy dog", "a", "b c d"]
+    config = {"drafters": ["heads"], "num_speculative_tokens": 3, "vote": "hedge"}
+    answers = []
+    for pipeline in (False, True):
+        with LLM(tiny_target(), speculative_config={**config, "pipeline": pipeline}, max_model_len=128) as llm:
+            answers.append([output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY)])
+            report = llm.speculation_report()
+            assert all(drafter.proposals > 10 and drafter.failures == 0 for drafter in report.drafters)
+    assert answers[0] == answers[1]
+
+
+def test_a_head_drafts_without_pytorch(root):
+    """Importing it would take longer than loading the default model."""
+    code = (
+        "import sys, numpy as np\n"
+        "from outrider.drafters.head import HeadDrafter\n"
+        "from outrider.models.compiled_head import CompiledHead\n"
+        "from outrider.models.eagle3_store import Dense, read_head\n"
+        "from outrider.models.head import Job\n"
+        "from outrider.models.spec import DecoderSpec\n"
+        "target = DecoderSpec('llama', 320, 32, 4, 4, 2, 8, 48, 256)\n"
+        "head = CompiledHead(read_head(sys.argv[1], target), Dense(np.ones((320, 32), np.float32)))\n"
+        "job = Job(head.entries(), np.ones((2, 96), np.float32), [1, 2], 0, 3)\n"
+        "assert len(head.greedy([job], 0.0)[0].tokens) == 3\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(root / "tiny" / "code")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

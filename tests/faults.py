@@ -83,9 +83,9 @@ class ShuffledTransfer(Transfer):
         self.reordered += index > 0
         return index
 
-    def _perform(self, kind, job, ticket):
+    def _perform(self, kind, blocks, job, ticket):
         time.sleep(self._random.random() * self._longest)
-        super()._perform(kind, job, ticket)
+        super()._perform(kind, blocks, job, ticket)
 
 
 class LazyTransfer:

@@ -7,6 +7,9 @@ it is about has happened: bytes were loaded, layers moved, transfers were reorde
 from __future__ import annotations
 
 import gc
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -546,3 +549,64 @@ def test_the_file_disappears(folder, tmp_path) -> None:
         assert list(tmp_path.glob("outrider-kv-*"))
     gc.collect()
     assert not list(tmp_path.glob("outrider-kv-*"))
+
+
+def test_the_benchmark_compares_placements(folder, tmp_path) -> None:
+    """One table for the ablation, and pictures of what moved."""
+    from outrider.bench.context import draw, make_prompts, measure_cells, parse_share, parse_ways
+    from outrider.bench.timeline import Timeline
+
+    names = ["resident", "offloaded", "elastic", "tiered", "reread"]
+    limit = parse_share("80%", need(folder, 3 * 240))
+    assert limit == int(0.8 * need(folder, 720))
+    with pytest.raises(ConfigError, match="share like 25%"):
+        parse_share("most", 1000)
+    with pytest.raises(ConfigError, match="needs a slow tier"):
+        parse_ways(["tiered"], [90])
+    with start(folder, {"kv_path": str(tmp_path)}, max_num_batched_tokens=16) as llm:
+        prompts = make_prompts(llm, None, 3, 220)
+        ways = parse_ways(names, [69], limit)
+        cells = measure_cells(llm, ways, prompts, 16, 1)
+        rows = {cell.way.name: cell.row(cells[0], 220) for cell in cells}
+        draw(llm, cells, prompts, tmp_path / "pictures")
+        llm.set_context_config(ways[3].config(4))
+        with Timeline(llm) as timeline:
+            llm.generate(prompts, replace(GREEDY, max_tokens=12))
+        events = timeline.last_step()
+    assert all(row["identical"] for row in rows.values())
+    assert [rows[name]["slow_layers"] for name in names[:3]] == [0, 4, 4]
+    assert 0 < rows["tiered"]["slow_layers"] < 4
+    assert rows["resident"]["moved_bytes"] == 0 < rows["tiered"]["moved_bytes"]
+    assert rows["elastic"]["moved_bytes"] < rows["offloaded"]["moved_bytes"]
+    assert rows["tiered"]["moved_bytes"] < rows["reread"]["moved_bytes"]
+    assert rows["tiered"]["resident_bytes"] <= limit
+    assert {kind for kind, *_ in events} == {"load", "compute"}
+    assert all(start < stop for _, _, start, stop in events)
+    assert {path.name for path in (tmp_path / "pictures").iterdir()} == {"moved.png", "timeline.png"}
+
+
+def test_the_plan_is_told_at_the_start(folder, tmp_path, caplog) -> None:
+    with caplog.at_level("INFO"), start(folder, {**SPARSE, "kv_path": str(tmp_path), "kv_memory": 500_000}) as llm:
+        assert "in kv_path" in caplog.text
+        assert llm.describe()["memory_plan"].startswith("KV in 500000 bytes of fast memory: requests: 1 of ")
+    with start(folder) as llm:
+        assert llm.describe()["memory_plan"] == "all KV stays in fast memory"
+
+
+def test_a_killed_process_leaves_a_file_that_the_next_start_removes(folder, tmp_path) -> None:
+    """Killed while pages were being written."""
+    code = (
+        "import os, signal, sys\n"
+        "from outrider import LLM, SamplingParams\n"
+        f"llm = LLM({folder!r}, context_config={slow(tmp_path, SPARSE)!r}, **{OPTIONS!r})\n"
+        f"stream = llm.stream({LONG[0]!r}, SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))\n"
+        "next(stream)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=300)
+    assert done.returncode == -signal.SIGKILL
+    left = list(tmp_path.glob("outrider-kv-*"))
+    assert len(left) == 1
+    with start(folder, slow(tmp_path, SPARSE)) as llm:
+        answers(llm, LONG[:1])
+        assert not left[0].exists()

@@ -6,6 +6,7 @@ Shared by `LLM` (one caller at a time steps the engine) and `Service` (a thread 
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,7 +33,14 @@ from outrider.errors import CapacityError, ConfigError, PromptTooLongError, Requ
 from outrider.memory.keep import KeptPrompts, NoPrompts, fingerprint
 from outrider.memory.kv import KVMemory
 from outrider.memory.place import Placement, Shape
-from outrider.memory.place.build import check_tiers, make_place, rules_of, shape_of
+from outrider.memory.place.build import (
+    check_tiers,
+    describe_limits,
+    footprint_of,
+    make_place,
+    rules_of,
+    shape_of,
+)
 from outrider.memory.reading import FullAttention, SparseAttention, make_head, make_reading
 from outrider.memory.trails import find_trails
 from outrider.models.build import build_decoder
@@ -49,6 +57,8 @@ from outrider.speculation.none import NoSpeculator
 from outrider.speculation.pools import FLOWS
 from outrider.speculation.speculator import Speculator
 from outrider.types import Request, SamplingParams
+
+log = logging.getLogger(__name__)
 
 #: What "auto" speculation is: every drafter that needs no model of its own, and the heads that come with the target, as
 #: far as they pay (docs/speculation.md).
@@ -119,6 +129,7 @@ class Core:
         reading = self._reading(self.resolved.context, cache)
         self.place = make_place(self.resolved.context, cache, self._shape(self.resolved.context, reading))
         self.memory = KVMemory(cache, engine.prefix_caching, reading, self.place, self._prompts(options.dtype))
+        log.info("%s", self.memory_line())
         self.engine = self._engine(self.resolved.speculative)
         self._ids = itertools.count()
         self._seeds = np.random.default_rng(engine.seed)
@@ -162,6 +173,18 @@ class Core:
             self.place.rules = rules_of(context)
             self.place.arrange(self._shape(context, reading))
         return context
+
+    def describe(self) -> dict[str, Any]:
+        """The resolved configuration, and the memory plan in words."""
+        named = {"model": self.loaded.name, "family": self.spec.family, "memory_plan": self.memory_line()}
+        return {**named, **self.resolved.to_dict()}
+
+    def memory_line(self) -> str:
+        """Where KV will be, as planned, in words."""
+        context, spec, size = self.resolved.context, self.spec, self.config.page_size
+        selector = selector_bytes(context, spec, size) // size
+        model = footprint_of(context, self.config, spec.num_layers, self.decoder.kv_bytes_per_token(), selector)
+        return describe_limits(model, context, self.config.max_num_seqs)
 
     def _prompts(self, dtype: str) -> NoPrompts:
         """Prompts that stay on disk, where that is asked for."""

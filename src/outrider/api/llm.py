@@ -134,8 +134,8 @@ class LLM:
         return self.core.resolved.context.mode
 
     def describe(self) -> dict[str, Any]:
-        """The resolved configuration."""
-        return {"model": self.core.loaded.name, "family": self.core.spec.family, **self.core.resolved.to_dict()}
+        """The resolved configuration and the memory plan."""
+        return self.core.describe()
 
     def memory_plan(self) -> dict[str, int]:
         """What is where, in bytes: weights, the KV pool with what of it is in use, and what selection holds.

@@ -125,8 +125,8 @@ class Service:
         }
 
     def describe(self) -> dict[str, Any]:
-        """The resolved configuration."""
-        return {"model": self.model_name, "family": self._core.spec.family, **self._core.resolved.to_dict()}
+        """The resolved configuration and the memory plan."""
+        return self._core.describe()
 
     @property
     def healthy(self) -> bool:

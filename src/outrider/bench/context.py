@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import fmean, median
 from time import perf_counter
 from typing import Any
@@ -18,15 +19,18 @@ from typing import Any
 from outrider.api.llm import LLM
 from outrider.api.outputs import RequestMetrics
 from outrider.bench.eval_cases import fill, paragraphs
+from outrider.bench.eval_plots import plot_moved, plot_timeline
 from outrider.bench.eval_retrieval import key_value_retrieval
 from outrider.bench.record import note
 from outrider.bench.speed import rotate
+from outrider.bench.timeline import Timeline
 from outrider.errors import ConfigError
 from outrider.memory.report import ContextReport
 from outrider.models.cache import entry_bytes
 from outrider.models.spec import DecoderSpec
 from outrider.types import SamplingParams
 
+ALL = -1  # slow layers: every one
 #: Ways to read by name: what the table of context_config says beside the budget.
 MODES: Mapping[str, Mapping[str, Any]] = {
     "full": {"mode": "full"},
@@ -38,6 +42,15 @@ MODES: Mapping[str, Mapping[str, Any]] = {
     "lossless": {"mode": "lossless"},
 }
 
+#: Ways to place KV, with a slow tier; the first is the reference, the next three are the published ablation.
+TIERS: Mapping[str, Mapping[str, Any]] = {
+    "resident": {"mode": "sparse", "slow_layers": 0},
+    "offloaded": {"mode": "sparse", "slow_layers": ALL, "elastic": False, "prefetch": 0},  # the selector alone
+    "elastic": {"mode": "sparse", "slow_layers": ALL},  # + elastic loading, ahead of the layers
+    "tiered": {"mode": "sparse"},  # + as few slow layers as the memory asks for
+    "reread": {"mode": "sparse", "elastic": False, "prefetch": 0},  # of as few: every selected row, every step
+}
+
 
 @dataclass(frozen=True)
 class Way:
@@ -45,10 +58,15 @@ class Way:
 
     name: str
     budget: int | None  # None: all
+    kv_memory: int | None = None  # bytes of fast memory for KV, where there is a slow tier
 
-    def config(self) -> dict[str, Any]:
-        """As context_config."""
-        return {**MODES[self.name], **({} if self.budget is None else {"budget": self.budget})}
+    def config(self, layers: int) -> dict[str, Any]:
+        """As context_config, for a model of so many layers."""
+        table = {**MODES, **TIERS}[self.name]
+        named = {key: layers if value == ALL and key == "slow_layers" else value for key, value in table.items()}
+        budget = {} if self.budget is None else {"budget": self.budget}
+        limit = {} if self.kv_memory is None else {"kv_memory": self.kv_memory}
+        return {**named, **budget, **limit}
 
 
 @dataclass
@@ -61,6 +79,10 @@ class Round:
     seconds: float
     report: ContextReport
     busy_s: float  # of all steps
+    steps: int
+    tiers: Mapping[str, float]  # what moved while decoding: of TierReport's sums
+    resident_bytes: int  # of KV in fast memory at the end
+    moved: Sequence[int] = ()  # bytes loaded in each step
 
     @property
     def speed(self) -> float:
@@ -104,16 +126,45 @@ class Cell:
             "select_share": median(r.select_share for r in self.rounds),
             "acceptance_length": mean(drafts),
             "selector_bytes": self.rounds[0].report.selector_bytes,
+            **self._tiers(),
             "identical": all(mine == theirs for mine, theirs in pairs),
         }
 
+    def _tiers(self) -> dict[str, Any]:
+        """Columns of the slow tier, per step of decoding; empty without one."""
+        if not self.rounds[0].tiers:
+            return {}
+        loaded = [r.tiers["loaded_bytes"] / r.steps for r in self.rounds]
+        exposed = [1e3 * r.tiers["exposed_s"] / r.steps for r in self.rounds]
+        busy = [1e3 * r.tiers["busy_s"] / r.steps for r in self.rounds]
+        return {
+            "slow_layers": self.rounds[-1].tiers["slow_layers"],
+            "resident_bytes": self.rounds[-1].resident_bytes,
+            "moved_bytes": median(loaded),
+            "exposed_wait_ms": median(exposed),
+            "transfer_ms": median(busy),
+        }
 
-def parse_ways(names: Sequence[str], budgets: Sequence[int]) -> list[Way]:
-    """The modes, each at every budget; full attention has none."""
+
+def parse_ways(names: Sequence[str], budgets: Sequence[int], kv_memory: int | None = None) -> list[Way]:
+    """The modes, each at every budget; full attention has none. kv_memory: given where there is a slow tier."""
+    known = {**MODES, **({} if kv_memory is None else TIERS)}
     for name in names:
-        if name not in MODES:
-            raise ConfigError.unknown(name, MODES, "--modes")
-    return [Way(name, budget) for name in names for budget in ([None] if name == "full" else budgets)]
+        if name in TIERS and name not in known:
+            raise ConfigError(f"--modes {name} needs a slow tier: give --kv-memory and --kv-path", "--modes")
+        if name not in known:
+            raise ConfigError.unknown(name, known, "--modes")
+    return [Way(name, budget, kv_memory) for name in names for budget in ([None] if name == "full" else budgets)]
+
+
+def parse_share(text: str, need: int) -> int:
+    """Bytes from "25%" of what is needed."""
+    digits = text.strip().removesuffix("%")
+    if not digits.replace(".", "", 1).isdecimal() or not 0 < float(digits) <= 100:
+        raise ConfigError(
+            f"--kv-memory = {text!r} is refused; give bytes like 256MiB, or a share like 25%", "--kv-memory"
+        )
+    return int(need * float(digits) / 100)
 
 
 def kv_bytes(spec: DecoderSpec, dtype: str, kv_dtype: str, tokens: int) -> int:
@@ -140,6 +191,14 @@ def measure(
     llm: LLM, ways: Sequence[Way], prompts: Sequence[Sequence[int]], max_tokens: int, repeats: int
 ) -> list[dict[str, Any]]:
     """A row per way. The first round of all is not counted: it computes the prompts."""
+    cells = measure_cells(llm, ways, prompts, max_tokens, repeats)
+    return [cell.row(cells[0], len(prompts[0])) for cell in cells]
+
+
+def measure_cells(
+    llm: LLM, ways: Sequence[Way], prompts: Sequence[Sequence[int]], max_tokens: int, repeats: int
+) -> list[Cell]:
+    """The rounds of every way, in turns."""
     answer(llm, ways[0], prompts, 2)
     cells = [Cell(way) for way in ways]
     for turn in range(repeats):
@@ -147,12 +206,39 @@ def measure(
             done = answer(llm, cell.way, prompts, max_tokens)
             cell.rounds.append(done)
             note(f"{cell.way.name} {cell.way.budget or ''}: {done.speed:.1f} tokens/s")
-    return [cell.row(cells[0], len(prompts[0])) for cell in cells]
+    return cells
 
 
 def answer(llm: LLM, way: Way, prompts: Sequence[Sequence[int]], max_tokens: int) -> Round:
     """Answer all prompts together. End tokens are passed over, so that every way decodes as much."""
-    llm.set_context_config(way.config())
+    llm.set_context_config(way.config(llm.core.spec.num_layers))
+    return run(llm, prompts, max_tokens)
+
+
+def watch(llm: LLM, way: Way, prompts: Sequence[Sequence[int]]) -> list[tuple[str, int, float, float]]:
+    """Loads and layers of a late step of a few: (kind, layer, start, stop) in seconds since the step began."""
+    llm.set_context_config(way.config(llm.core.spec.num_layers))
+    with Timeline(llm) as timeline:
+        run(llm, prompts, 12)
+    return timeline.last_step()
+
+
+def draw(llm: LLM, cells: Sequence[Cell], prompts: Sequence[Sequence[int]], folder: Path) -> None:
+    """Pictures of what moved: bytes of every step by way, and loads against layers for the first way that moves."""
+    ways = [cell for cell in cells if sum(cell.rounds[-1].moved)]
+    if not ways:
+        return
+    read = llm.core.place.row_bytes * len(prompts)
+    entries = {cell.way.budget or 0 for cell in ways}
+    steps = {f"{cell.way.name} {cell.way.budget or ''}": cell.rounds[-1].moved for cell in ways}
+    slow = max(cell.rounds[-1].tiers["slow_layers"] for cell in ways)
+    plot_moved(steps, int(read * max(entries) * slow), folder / "moved.png")
+    best = next((cell for cell in ways if cell.way.name == "tiered"), ways[0])
+    plot_timeline(watch(llm, best.way, prompts), folder / "timeline.png")
+
+
+def run(llm: LLM, prompts: Sequence[Sequence[int]], max_tokens: int) -> Round:
+    """Answer all prompts together, in whatever way is set."""
     core, params = llm.core, SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     sequences = [sequence for prompt in prompts for sequence in core.samples(core.request(prompt, params))]
     metrics = {sequence.request.id: RequestMetrics() for sequence in sequences}
@@ -164,14 +250,27 @@ def answer(llm: LLM, way: Way, prompts: Sequence[Sequence[int]], max_tokens: int
 
     while any(not sequence.output for sequence in sequences):
         step()
-    before, started = sum(len(sequence.tokens) for sequence in sequences), perf_counter()
+    before, begun, resident = sum(len(sequence.tokens) for sequence in sequences), traffic(llm), 0
+    steps, moved, started = core.engine.steps, [], perf_counter()
     while core.engine.scheduler.busy:
+        loaded = core.place.loaded_bytes
         step()
+        moved.append(core.place.loaded_bytes - loaded)
+        resident = max(resident, core.place.used())
     seconds, tokens = perf_counter() - started, sum(len(sequence.tokens) for sequence in sequences) - before
     report = llm.speculation_report()
     busy_s = report.draft_s + report.verify_s + report.overhead_s
     answers = [sequence.output for sequence in sequences]
-    return Round(answers, list(metrics.values()), tokens, seconds, report.context, busy_s)
+    spent = {name: value - begun[name] * (name != "slow_layers") for name, value in traffic(llm).items()}
+    done = core.engine.steps - steps
+    return Round(answers, list(metrics.values()), tokens, seconds, report.context, busy_s, done, spent, resident, moved)
+
+
+def traffic(llm: LLM) -> dict[str, float]:
+    """The slow tier's sums so far; empty where there is none."""
+    report = llm.core.place.report()
+    names = ("slow_layers", "loaded_bytes", "stored_bytes", "busy_s", "exposed_s")
+    return {} if report is None else {name: getattr(report, name) for name in names}
 
 
 def mean(values: Sequence[float]) -> float | None:

@@ -169,13 +169,24 @@ def peers(
 def context(
     model: Model = "smollm2-135m",
     modes: Annotated[
-        str, typer.Option(help="full, sparse, fresh, shared, window, bounded, lossless; the first is the reference.")
+        str,
+        typer.Option(
+            help="full, sparse, fresh, shared, window, bounded, lossless; with a slow tier also resident, offloaded, "
+            "elastic, tiered, reread. The first is the reference."
+        ),
     ] = "full,sparse",
     budgets: Annotated[str, typer.Option(help="Entries read per KV head, comma separated.")] = "1024",
     requests: Annotated[int, typer.Option(min=1, help="Requests decoded together.")] = 1,
     context_tokens: Annotated[int, typer.Option("--context", min=16, help="Tokens of every prompt.")] = 4096,
     max_tokens: Annotated[int, typer.Option(min=2, help="Tokens per answer.")] = 64,
     repeats: Repeats = 3,
+    kv_memory: Annotated[
+        str | None, typer.Option("--kv-memory", help="Fast memory for KV: bytes like 256MiB, or a share like 25%.")
+    ] = None,
+    kv_path: Annotated[Path | None, typer.Option("--kv-path", help="Folder of the slow tier.")] = None,
+    plots: Annotated[
+        Path | None, typer.Option(help="Folder for pictures: bytes moved per step, loads against layers.")
+    ] = None,
     data: Annotated[
         str | None, typer.Option(help="Folder with war_and_peace.txt; default: OUTRIDER_DATA, else random pairs.")
     ] = None,
@@ -187,6 +198,7 @@ def context(
     """Measure decoding behind long contexts in several context modes, in turns.
 
     Example: outrider bench context smollm2-135m --requests 8 --context 4096 --budgets 512,1024
+    Example: outrider bench context smollm2-135m --modes resident,tiered,reread --kv-memory 25% --kv-path /tmp/kv
     """
     from outrider.api.llm import LLM
     from outrider.bench import context as bench
@@ -194,29 +206,46 @@ def context(
     from outrider.bench.workloads import data_folder
     from outrider.models.load import load_model
 
-    ways = bench.parse_ways(split(modes), [int(budget) for budget in split(budgets)])
+    if (kv_memory is None) != (kv_path is None):
+        raise ConfigError("--kv-memory and --kv-path go together; give both", "--kv-memory")
     folder = data_folder(data)
     length = context_tokens + max_tokens + 16
     loaded = load_model(model)
+    need = bench.kv_bytes(loaded.spec, dtype, kv_cache_dtype, requests * (length + 16))
+    limit = None if kv_memory is None else read_memory(kv_memory, need)
+    ways = bench.parse_ways(split(modes), [int(budget) for budget in split(budgets)], limit)
     with LLM(
         loaded,
         speculative_config=None,
+        context_config=None if kv_path is None else {"kv_path": str(kv_path)},
         dtype=dtype,
         kv_cache_dtype=kv_cache_dtype,
         threads=threads,
         max_num_seqs=requests,
         max_model_len=length,
-        kv_memory=bench.kv_bytes(loaded.spec, dtype, kv_cache_dtype, requests * (length + 16)),
+        kv_memory=need,
     ) as llm:
         text = None if folder is None else (folder / "war_and_peace.txt").read_text(encoding="utf-8")
         prompts = bench.make_prompts(llm, text, requests, context_tokens)
-        rows = bench.measure(llm, ways, prompts, max_tokens, repeats)
+        cells = bench.measure_cells(llm, ways, prompts, max_tokens, repeats)
+        rows = [cell.row(cells[0], context_tokens) for cell in cells]
+        if plots is not None:
+            bench.draw(llm, cells, prompts, plots)
         config = llm.describe()
     ratio = f"ratio_to_{ways[0].name}"
     columns = ["mode", "budget", "requests", "context_tokens", "output_tokens_per_second", ratio, "read_share"]
     more = ["captured_mass", "overlap", "select_share", "acceptance_length", "identical"]
+    if kv_path is not None:
+        more += ["slow_layers", "resident_bytes", "moved_bytes", "exposed_wait_ms", "transfer_ms"]
     table.show(rows, [*columns, *more], f"long contexts of {model}")
     record.emit(record.new_record("context", config, rows), out)
+
+
+def read_memory(text: str, need: int) -> int:
+    """Bytes from an amount, or from a share of what is needed."""
+    from outrider.bench.context import parse_share
+
+    return parse_share(text, need) if text.strip().endswith("%") else opt.parse_bytes(text)
 
 
 app.command()(simulate)

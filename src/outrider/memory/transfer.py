@@ -18,6 +18,7 @@ from outrider.errors import TransferError
 from outrider.memory.tiers.base import Blocks
 
 Kind = Literal["load", "store"]
+Watcher = Callable[[Kind, int, float, float], object]  # what, its first block, from when to when
 
 
 class Ticket:
@@ -92,6 +93,7 @@ class Transfer:
 
     def __init__(self, depth: int = 256) -> None:
         self.account = Account()
+        self.watcher: Watcher | None = None  # told of every job that ended
         self._depth = depth
         self._queue: deque[tuple[Kind, Blocks, Callable[[], int], Ticket]] = deque()
         self._change = threading.Condition()
@@ -153,16 +155,16 @@ class Transfer:
                 if not self._queue:
                     return
                 index = self._pick()
-                kind, _, job, ticket = self._queue[index]
+                kind, blocks, job, ticket = self._queue[index]
                 del self._queue[index]
                 self._running = True
                 self._change.notify_all()
-            self._perform(kind, job, ticket)
+            self._perform(kind, blocks, job, ticket)
             with self._change:
                 self._running = False
                 self._change.notify_all()
 
-    def _perform(self, kind: Kind, job: Callable[[], int], ticket: Ticket) -> None:
+    def _perform(self, kind: Kind, blocks: Blocks, job: Callable[[], int], ticket: Ticket) -> None:
         start = time.perf_counter()
         error: BaseException | None = None
         moved = 0
@@ -171,6 +173,8 @@ class Transfer:
         except BaseException as caught:
             error = caught
         self._book(kind, moved, time.perf_counter() - start, error is not None)
+        if self.watcher is not None and len(blocks):
+            self.watcher(kind, int(blocks[0]), start, time.perf_counter())
         ticket.settle(error)
 
     def _book(self, kind: Kind, moved: int, seconds: float, failed: bool) -> None:

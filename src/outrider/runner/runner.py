@@ -63,19 +63,19 @@ class Runner:
     """Runs plans on one decoder and its KV cache."""
 
     def __init__(self, decoder: Decoder, cache: KVCache) -> None:
-        self._decoder, self._cache = decoder, cache
+        self.decoder, self._cache = decoder, cache
 
     def forward(self, plan: Plan, drafts: SequenceOf[Draft], view: View) -> Forward:
         """The known tokens and drafts of a plan: one forward pass, or several where slow layers ask for it."""
         batch = layout(plan, drafts, view)
         if not view.passes:
-            return Forward(plan, drafts, self._decoder.forward(batch, self._cache))
+            return Forward(plan, drafts, self.decoder.forward(batch, self._cache))
         return Forward(plan, drafts, join([self._pass(batch, part) for part in view.passes]))
 
     def _pass(self, batch: Batch, part: Pass) -> Result:
         step = part.open()
         rows = cut(batch, part.first, part.last, step.views)
-        return self._decoder.forward(rows, self._cache, step.before_layer)
+        return self.decoder.forward(rows, self._cache, step.before_layer)
 
 
 def layout(plan: Plan, drafts: SequenceOf[Draft], view: View) -> Batch:

@@ -97,6 +97,23 @@ def rules_of(context: ContextConfig) -> Rules:
     return Rules(limit, context.elastic, context.prefetch, context.slow_layers)
 
 
+def describe_limits(model: Footprint, context: ContextConfig, requests: int) -> str:
+    """The plan in a line: how long contexts may be before layers go down, for one request and for all together."""
+    if context.kv_path is None:
+        return "all KV stays in fast memory"
+    if context.kv_memory is None:
+        return "all KV stays in fast memory; kv_path is ready for when kv_memory is set"
+    capacity, parts = buffer_capacity(context, model.page_size), []
+    for count in sorted({1, requests}):
+        lengths = [longest_context(model, context.kv_memory, count, capacity, i) for i in range(model.layers + 1)]
+        most = max(range(len(lengths)), key=lambda i: UNLIMITED if lengths[i] is None else lengths[i] or 0)
+        top = "any length" if lengths[most] is None else f"{lengths[most]} tokens"
+        parts.append(
+            f"{count} of {lengths[0]} tokens with all {model.layers} layers there, up to {top} with {most} in kv_path"
+        )
+    return f"KV in {context.kv_memory} bytes of fast memory: requests: " + "; ".join(parts)
+
+
 def shape_of(
     context: ContextConfig, engine: EngineConfig, reading: FullAttention | SparseAttention, layers: int, selector: int
 ) -> Shape:

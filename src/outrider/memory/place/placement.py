@@ -26,7 +26,7 @@ from outrider.memory.pool import PagePool
 from outrider.memory.report import TierReport
 from outrider.memory.tiers.base import Tier
 from outrider.memory.tiers.codec import make_codec
-from outrider.memory.transfer import Mover
+from outrider.memory.transfer import Mover, Transfer, Watcher
 from outrider.models.cache import PagedKVCache, copy_floats
 from outrider.sequence import Sequence as Sample
 from outrider.types import Float32, Int32, Traffic
@@ -123,7 +123,7 @@ class Placement(SingleTier):
 
     def retune(self, rules: Rules) -> None:
         """Follow other rules from the next step on."""
-        self.rules, self._calm = rules, 0
+        self.rules, self._calm = rules, PATIENCE  # whoever changes the rules need not wait for layers to come back
         self._where[:] = -1
         self.offload.elastic, self.offload.ahead = rules.elastic, rules.ahead
 
@@ -300,6 +300,7 @@ class Placement(SingleTier):
         return None if lost else kept
 
     def put(self, run: Run, kept: list[list[NDArray]]) -> None:
+        self._drop_freed()  # the run may lie in pages that were given up a moment ago: their old blocks go first
         size = self.model.page_size
         slots = np.arange(len(run.slots), dtype=np.int32) + run.start % size
         heads = np.repeat(np.arange(self.pages.heads, dtype=np.int32), len(run.slots))
@@ -348,6 +349,14 @@ class Placement(SingleTier):
     def tell(self, sequence_id: int) -> Traffic:
         return Traffic(*self.offload.tell(sequence_id), self._waits.pop(sequence_id, 0.0))
 
+    @property
+    def row_bytes(self) -> int:
+        return self._slow_bytes // self.model.page_size
+
+    @property
+    def loaded_bytes(self) -> int:
+        return self.mover.account.loaded_bytes
+
     def report(self) -> TierReport:
         account = self.mover.account
         return TierReport(
@@ -382,6 +391,12 @@ class Placement(SingleTier):
             "kv_fast": self.used(),
             "kv_slow": self.tier.held * self.tier.block_bytes,
         }
+
+    def watch(self, watcher: Watcher | None) -> None:
+        if isinstance(self.mover, Transfer):
+            each = self.pages.base(1)
+            told = watcher and (lambda kind, block, start, stop: watcher(kind, block // each, start, stop))
+            self.mover.watcher = told
 
     def close(self) -> None:
         self.mover.close()

@@ -9,6 +9,7 @@ from outrider.memory.place.step import Need, Step
 from outrider.memory.planner import MemoryPlan
 from outrider.memory.pool import PagePool
 from outrider.memory.report import TierReport
+from outrider.memory.transfer import Watcher
 from outrider.models.spec import KVCache
 from outrider.sequence import Sequence as Sample
 from outrider.types import Int32, Traffic
@@ -86,6 +87,16 @@ class SingleTier:
         """What moved for a sequence since this was last asked; None: nothing ever does."""
         return None
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of an entry's K and V in one layer of the slow tier."""
+        return 0
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Bytes that came from the slow tier so far."""
+        return 0
+
     def report(self) -> TierReport | None:
         """What moved so far."""
         return None
@@ -101,6 +112,9 @@ class SingleTier:
     def describe(self) -> dict[str, int]:
         """What is where between the tiers, in bytes; nothing to say where there is one."""
         return {}
+
+    def watch(self, watcher: Watcher | None) -> None:
+        """Tell of every transfer: kind, layer, start and stop in seconds."""
 
     def close(self) -> None:
         """Give the slow tier back."""

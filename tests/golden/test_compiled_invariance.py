@@ -94,26 +94,29 @@ def chosen(feeder: Feeder, entries: list[int], heads: int, layers: int) -> Selec
     return Selection(array, counts, np.zeros(layers, np.int32))
 
 
-@pytest.mark.parametrize("wiring", ["llama", "windows"])
+@pytest.mark.parametrize("wiring", ["llama", "windows", "wide"])
 def test_a_selection_of_everything_equals_full_attention(wiring):
     decoder = build(wiring)
+    heads = decoder.spec.num_kv_heads
     full, picked = Feeder(decoder), Feeder(decoder)
     for feeder in (full, picked):
         feeder.feed({0: TOKENS[:200]})
     wanted = full.feed({0: TOKENS[200:205]}).logits
-    selection = chosen(picked, list(range(200)), 2, 2)
+    selection = chosen(picked, list(range(200)), heads, 2)
     np.testing.assert_array_equal(picked.feed({0: TOKENS[200:205]}, selection=selection).logits, wanted)
     none = Selection(selection.entries, np.full_like(selection.counts, -1), selection.groups)
     picked.lengths[0] = 200
     np.testing.assert_array_equal(picked.feed({0: TOKENS[200:205]}, selection=none).logits, wanted)
 
 
-def test_a_selection_reads_only_what_it_names():
-    decoder = build()
+@pytest.mark.parametrize("wiring", ["llama", "wide"])
+def test_a_selection_reads_only_what_it_names(wiring):
+    decoder = build(wiring)
     feeder = Feeder(decoder)
     feeder.feed({0: TOKENS[:200]})
-    entries = [0, 1, 2, 3, *range(50, 190, 3), 198, 199]
-    batch = feeder.batch({0: TOKENS[200:203]}, selection=chosen(feeder, entries, 2, 2))
+    entries = [0, 1, 2, 3, *range(20, 190), 198, 199]  # more than a chunk
+    chosen_ones = chosen(feeder, entries, decoder.spec.num_kv_heads, 2)
+    batch = feeder.batch({0: TOKENS[200:203]}, selection=chosen_ones)
     before = decoder.forward(batch, feeder.cache).logits
     full = decoder.forward(feeder.batch({0: TOKENS[200:203]}), feeder.cache).logits
     assert np.abs(before - full).max() > 0

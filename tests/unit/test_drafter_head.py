@@ -196,7 +196,7 @@ def test_the_archive_is_bounded_and_forget_releases(parts):
         head.propose([context(tokens, i)], [2])
         head.forget(i)
         head.forget(i)
-    assert not head._states
+    assert not head.held
     assert head._archive.tokens <= 20
     assert len(head._archive) == 2
 

@@ -8,6 +8,7 @@ import pytest
 
 from outrider.drafters.ngram import NgramDrafter, NgramOptions, unroll
 from outrider.errors import ConfigError
+from outrider.types import Verdict
 from scripted import context, cycle, judge_greedy, observation, plain
 
 
@@ -89,3 +90,14 @@ def test_a_token_costs_microseconds():
 def test_wrong_options_are_refused():
     with pytest.raises(ConfigError, match="min_n"):
         NgramOptions(max_n=2, min_n=3)
+
+
+def test_it_learns_from_guesses_that_were_not_verified():
+    """Another drafter won every vote; that the lookup was wrong shows all the same."""
+    drafter, tokens = NgramDrafter(), [1, 2, 3, 1, 2]
+    before = drafter.propose([context(tokens)], [2])[0].confidence
+    for _ in range(30):
+        assert drafter.propose([context(tokens)], [2])[0].tokens == (3, 1)
+        drafter.observe([observation(0, len(tokens), Verdict((9, 9), (0,), 1, "another"), [*tokens, 9, 9])])
+    after = drafter.propose([context(tokens)], [2])[0].confidence
+    assert after[0] < 0.2 * before[0]

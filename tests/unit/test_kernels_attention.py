@@ -5,6 +5,7 @@ import pytest
 
 from outrider.kernels.cpu import vectors
 from outrider.kernels.cpu.attention import part_row, store_row
+from outrider.kernels.cpu.many import scores_many
 from outrider.kernels.cpu.workspace import address
 
 KINDS = [vectors.FLOAT32, vectors.BFLOAT16, vectors.INT8]
@@ -40,6 +41,25 @@ def test_scores_are_dot_products_with_the_named_rows(kind, dim):
     out = np.full(48, 9, np.float32)
     vectors.scores(kind, *map(address, (order, data, scales, entries)), 37, dim, address(out))
     np.testing.assert_allclose(out[:37], values[entries[:37]] @ query, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("queries", [1, 3, 17])
+def test_scores_of_many_queries_are_those_of_each_alone(kind, dim, queries):
+    data, scales, _ = pool(kind, dim)
+    entries = np.random.default_rng(0).integers(0, ROWS, 64)
+    query = np.random.default_rng(1).normal(size=(queries, dim)).astype(np.float32)
+    alone, together = (np.zeros((queries, 64), np.float32) for _ in range(2))
+    for j in range(queries):
+        vectors.scores(kind, *map(address, (query[j], data, scales, entries)), 64, dim, address(alone[j]))
+    flat = np.zeros(16 * dim, np.float32)
+    scores_many(
+        *(kind, address(query), queries, *map(address, (data, scales, data, entries, entries))),
+        *(64, dim, address(flat), address(together), together.strides[0]),
+    )
+    assert np.abs(alone).min() > 0
+    np.testing.assert_array_equal(together, alone)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 def eval_command(
     model: Annotated[str, typer.Argument(help="Alias, folder, .gguf file or hub id.")] = "smollm2-135m",
-    suite: Annotated[str, typer.Option(help="Suites, comma separated; all: every one.")] = "key_value",
+    suite: Annotated[
+        str, typer.Option(help="Suites, comma separated; all: every one; captured: attention that selections hold.")
+    ] = "key_value",
     budgets: Annotated[str, typer.Option(help="Entries read per KV head, comma separated.")] = "512,1024",
     lengths: Annotated[str, typer.Option(help="Tokens of context, comma separated.")] = "2048",
     cases: Annotated[int, typer.Option(min=1, help="Cases per suite and length, at as many depths.")] = 5,
@@ -33,6 +35,8 @@ def eval_command(
 ) -> None:
     """Score a model on long contexts at several budgets.
 
+    The suite captured compares selectors with the best shared set instead (of_oracle), on texts of every kind at hand.
+
     Example: outrider eval qwen2.5-coder-0.5b --suite needle_single,key_value --lengths 4096 --budgets 512,1024
     """
     from outrider.api.llm import LLM
@@ -44,6 +48,7 @@ def eval_command(
     sizes, wanted = ([int(word) for word in _words(text)] for text in (lengths, budgets))
     settings = {"mode": "sparse", **(opt.parse_table(context_config, "--context-config") if context_config else {})}
     rows: list[dict[str, Any]] = []
+    shares: list[dict[str, Any]] = []
     with LLM(
         model,
         speculative_config=None,
@@ -54,18 +59,29 @@ def eval_command(
         kv_cache_dtype=kv_cache_dtype,
         threads=threads,
     ) as llm:
+        if "captured" in names:
+            from outrider.bench.eval_captured import captured_texts, measure_captured
+
+            names.remove("captured")
+            for length in sizes:
+                texts = captured_texts(data_folder(data), length, _counter(llm), seed)
+                shares += measure_captured(llm, texts, wanted, settings)
+            llm.set_context_config(settings)
         for name in names:
             made = make_cases(name, data_folder(data), sizes, cases, _counter(llm), seed)
             record.note(f"{name}: {len(made)} cases, full attention and budgets {wanted}")
             rows += evaluate(made, _asker(llm, 4 * max(sizes)), wanted)
         config = {**llm.describe(), "context": settings, "seed": seed}
     means = summarise(rows)
-    table.show(
-        means, ["task", "length", "reads", "cases", "score", "points_lost", "equal", "prefix"], f"eval of {model}"
-    )
-    if plots:
+    if shares:
+        columns = ["text", "length", "budget", "selector", "captured", "of_oracle", "oracle_shared", "moved"]
+        table.show(shares, columns, f"attention captured, {model}")
+    if rows:
+        columns = ["task", "length", "reads", "cases", "score", "points_lost", "equal", "prefix"]
+        table.show(means, columns, f"eval of {model}")
+    if plots and rows:
         _draw(rows, plots, max(sizes))
-    record.emit(record.new_record("eval", config, means, cases=rows), out)
+    record.emit(record.new_record("eval", config, [*means, *shares], cases=rows), out)
 
 
 def _words(text: str) -> list[str]:

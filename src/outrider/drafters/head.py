@@ -10,7 +10,7 @@ a CPU, where a greedy chain is one call, PyTorch elsewhere. What is kept per seq
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -104,6 +104,11 @@ class HeadDrafter:
             archive_tokens=options.archive_tokens,
             name=Path(options.path).name,
         )
+
+    @property
+    def held(self) -> Collection[int]:
+        """Sequences that something is held for."""
+        return self._states.keys()
 
     def propose(self, contexts: Sequence[Context], depths: Sequence[int]) -> list[Draft]:
         turns = {

@@ -6,7 +6,7 @@ were. Both start from a weak prior that grows with the length, and old evidence 
 
 from __future__ import annotations
 
-from outrider.types import Verdict
+from collections.abc import Sequence
 
 _PRIOR_WEIGHT = 4.0  # prior counts as this many observations
 _MEMORY = 0.995  # share of old evidence kept per observation
@@ -20,13 +20,14 @@ class HitRates:
         self._first = [_prior(0.1 + 0.12 * n) for n in range(_LONGEST + 1)]
         self._later = [_prior(0.55 + 0.06 * n) for n in range(_LONGEST + 1)]
 
-    def learn(self, length: int, verdict: Verdict) -> None:
-        """Count one verified chain that came from a match of `length` tokens."""
-        slot, right = min(length, _LONGEST), len(verdict.accepted)
-        if verdict.drafted == 0:
+    def learn(self, length: int, guess: Sequence[int], truth: Sequence[int]) -> None:
+        """Count a guess that came from a match of `length` tokens, verified or not, against what was said instead."""
+        slot, seen = min(length, _LONGEST), min(len(guess), len(truth))
+        if seen == 0:
             return
+        right = next((i for i in range(seen) if guess[i] != truth[i]), seen)
         _count(self._first[slot], float(right > 0), 1.0)
-        tried = min(right + 1, verdict.drafted) - 1
+        tried = min(right + 1, seen) - 1
         if tried > 0:
             _count(self._later[slot], float(right - 1), float(tried))
 

@@ -37,6 +37,7 @@ class _Index:
     seen: int = 0  # tokens indexed so far
     latest: dict[int, int] = field(default_factory=dict)  # packed n-gram -> index of the token that followed
     matched: int = 0  # n of the match behind the open draft
+    guess: tuple[int, ...] = ()  # the open draft
 
 
 class NgramDrafter:
@@ -66,9 +67,9 @@ class NgramDrafter:
     def observe(self, observations: Sequence[Observation]) -> None:
         for seen in observations:
             index = self._indices.get(seen.sequence_id)
-            if index and index.matched and seen.verdict.drafter == self.name:
-                self._rates.learn(index.matched, seen.verdict)
-                index.matched = 0
+            if index and index.guess and seen.verdict.tokens:
+                self._rates.learn(index.matched, index.guess, seen.verdict.tokens)
+                index.guess = ()
 
     def forget(self, sequence_id: int) -> None:
         self._indices.pop(sequence_id, None)
@@ -79,10 +80,10 @@ class NgramDrafter:
             index = self._indices[context.sequence_id] = _Index()
         self._extend(index, context.tokens)
         length, start = self._match(index, context.tokens)
-        index.matched = length
+        index.matched, index.guess = length, ()
         if depth <= 0 or length == 0:
             return NO_DRAFT
-        tokens = unroll(context.tokens, start, depth)
+        index.guess = tokens = unroll(context.tokens, start, depth)
         return Draft(tokens, drafter=self.name, confidence=self._rates.confidence(length, depth))
 
     def _extend(self, index: _Index, tokens: Sequence[int]) -> None:

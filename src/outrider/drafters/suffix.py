@@ -64,6 +64,7 @@ class _Tracked:
     matches: list[_Match] = field(default_factory=list)
     seen: int = 0
     matched: int = 0  # length of the match behind the open draft
+    guess: tuple[int, ...] = ()  # the open draft
     given: int = 0  # tokens of its output that the shared memory has already
 
 
@@ -97,9 +98,9 @@ class SuffixDrafter:
     def observe(self, observations: Sequence[Observation]) -> None:
         for seen in observations:
             tracked = self._tracked.get(seen.sequence_id)
-            if tracked and tracked.matched and seen.verdict.drafter == self.name:
-                self._rates.learn(tracked.matched, seen.verdict)
-                tracked.matched = 0
+            if tracked and tracked.guess and seen.verdict.tokens:
+                self._rates.learn(tracked.matched, tracked.guess, seen.verdict.tokens)
+                tracked.guess = ()
 
     def forget(self, sequence_id: int) -> None:
         """The output goes into the shared memory, a little with every step to come.
@@ -118,14 +119,16 @@ class SuffixDrafter:
     def _guess(self, context: Context, depth: int) -> Draft:
         tracked = self._track(context)
         automaton, state, length = self._longest(tracked)
-        tracked.matched = length
+        tracked.matched, tracked.guess = length, ()
         if depth <= 0 or length < self.options.min_match:
-            tracked.matched = 0
             return NO_DRAFT
         tokens, shares = _descend(automaton, state, min(depth, int(self.options.reach * length)))
+        if not tokens:
+            return NO_DRAFT
+        tracked.guess = tuple(tokens)
         believed = self._rates.confidence(length, len(tokens))
         confidence = tuple(share * belief for share, belief in zip(shares, believed, strict=False))
-        return Draft(tuple(tokens), drafter=self.name, confidence=confidence) if tokens else NO_DRAFT
+        return Draft(tracked.guess, drafter=self.name, confidence=confidence)
 
     def _track(self, context: Context) -> _Tracked:
         """Read what is new of a sequence."""

@@ -23,7 +23,7 @@ _REQUEST_MEMORY = 0.92  # the same, factor of a request, per round
 _PRIOR = 4.0  # weight of the priors, in observations
 _SKILL_PRIOR = 2.0  # a request's own evidence outweighs the tables after about so many tokens
 _OPTIMISM = 0.2  # hits granted to a drafter that is not tried yet on a request
-_HOPE = 4.0  # hits granted, at every position, to one that is not tried yet at all; what trying costs is bounded
+_HOPE = 4.0  # hits granted at every position, fading as it is tried, to a new one; what trying costs is bounded
 _LOWEST, _HIGHEST = 0.005, 0.995
 
 
@@ -75,10 +75,14 @@ class Rate:
         self._tries = self._tries * _GLOBAL_MEMORY + 1.0
         self.value = self._hits / self._tries
 
+    def hoped(self, hits: float) -> float:
+        """The rate with so many more hits granted."""
+        return (self._hits + hits) / (self._tries + hits)
+
     @property
-    def hoped(self) -> float:
-        """The rate as one who has seen little may hope it to be."""
-        return (self._hits + _HOPE) / (self._tries + _HOPE)
+    def tries(self) -> float:
+        """Evidence, old one faded, the prior included."""
+        return self._tries
 
 
 @dataclass
@@ -144,7 +148,8 @@ class Acceptance:
 
     def expected(self, sequence_id: int, name: str, depth: int) -> list[float]:
         tables = self._tables[name]
-        rates = [rate.hoped for rate in tables.rates(depth, None)]
+        hope = _HOPE * _PRIOR / tables.by_position[0].tries  # of all positions: deep ones are seldom seen
+        rates = [rate.hoped(hope) for rate in tables.rates(depth, None)]
         expected = _scaled(rates, self._skill(sequence_id, name), _OPTIMISM)
         return [expected[0] * tables.proposes.value, *expected[1:]] if expected else expected
 

@@ -12,6 +12,7 @@ import math
 import numpy as np
 
 from outrider.kernels.cpu import maths, vectors
+from outrider.kernels.cpu.entries import committed, count_bits, fill_entries, first_entry, pool_row, visible
 from outrider.kernels.cpu.layout import BLOCK, CHUNK
 from outrider.kernels.cpu.machine import (
     bits_of,
@@ -20,12 +21,11 @@ from outrider.kernels.cpu.machine import (
     float_of,
     i8,
     i32,
-    i64,
     meet,
     share,
     u16,
-    u64,
 )
+from outrider.kernels.cpu.many import scores_many
 from outrider.kernels.cpu.rows import largest_bits, rms_norm
 from outrider.kernels.cpu.vectors import MAX_QUERIES
 
@@ -33,12 +33,6 @@ _LOWEST = np.float32(-np.inf)
 _MOST = np.float32(127)
 _MAGIC, _MAGIC_BITS = np.float32(12582912.0), np.int32(0x4B400000)
 _STATE = 64  # bytes before the weighted values: maximum and sum
-
-
-@compiled
-def pool_row(s, slot, head, heads):
-    """Index of a (slot, KV head) among the rows of [pages, heads, page_size, dim]."""
-    return (slot // s.page_size * heads + head) * s.page_size + slot % s.page_size
 
 
 @compiled
@@ -128,98 +122,6 @@ def place_heads(m, s, layer, cache, member, members):
 
 
 @compiled
-def committed(s, sequence, head, number):
-    """How many committed entries a KV head of a sequence reads in layer `number`, and the list's address (0: all)."""
-    if s.selected != 0:
-        group = np.int64(i32(s.groups)[number])
-        at = (group * s.sequences + sequence) * s.selected_heads + head
-        count = np.int64(i32(s.counts)[at])
-        if count >= 0:
-            return count, s.selected + at * s.selected_columns * 4
-    return np.int64(i32(s.contexts)[sequence]), np.int64(0)
-
-
-@compiled
-def visible(s, start, row):
-    """Bits of the rows of its own sequence that a tree row reads, itself included; 0: all up to itself (chain)."""
-    if s.ancestors == 0:
-        return np.uint64(0)
-    mask = u64(s.ancestors)[row]
-    if mask == np.uint64(0xFFFFFFFFFFFFFFFF):
-        return np.uint64(0)
-    own = np.uint64(1) << np.uint64(row - start)
-    return (mask & (own - np.uint64(1))) | own
-
-
-@compiled
-def count_bits(mask):
-    count = 0
-    while mask != np.uint64(0):
-        mask &= mask - np.uint64(1)
-        count += 1
-    return count
-
-
-@compiled
-def nth_bit(mask, n):
-    """Position of the n-th set bit (from 0)."""
-    for _ in range(n):
-        mask &= mask - np.uint64(1)
-    place = 0
-    while (mask >> np.uint64(place)) & np.uint64(1) == np.uint64(0):
-        place += 1
-    return place
-
-
-@compiled
-def own_row(start, mask, n):
-    """The batch row that is the n-th readable one of this pass."""
-    return start + (n if mask == np.uint64(0) else nth_bit(mask, n))
-
-
-@compiled
-def first_entry(s, start, row, mask, count, chosen, length, window):
-    """Index in a row's list of the first entry inside its window. Committed entry e stands at position e."""
-    oldest = np.int64(i32(s.positions)[row]) + 1 - window
-    if window == 0 or oldest <= 0:
-        return np.int64(0)
-    index = np.int64(0)
-    if chosen == 0:
-        index = min(oldest, count)
-    else:
-        while index < count and np.int64(i32(chosen)[index]) < oldest:
-            index += 1
-    if index == count:
-        while index < length and np.int64(i32(s.positions)[own_row(start, mask, index - count)]) < oldest:
-            index += 1
-    return index
-
-
-@compiled
-def fill_entries(s, sequence, start, mask, head, heads, count, chosen, first, last, out):
-    """Pool rows of entries first .. last - 1 of a row's list; the last one is repeated up to a multiple of 16."""
-    rows, size = i64(out), s.page_size
-    pages = i32(s.pages + sequence * s.page_columns * 4)
-    i = first
-    while i < min(last, count):
-        if chosen == 0:
-            place, offset = i // size, i % size
-            stop = min(last, count, i - offset + size)
-            shift = (np.int64(pages[place]) * heads + head) * size + offset - i
-            for j in range(i, stop):
-                rows[j - first] = shift + j
-            i = stop
-        else:
-            entry = np.int64(i32(chosen)[i])
-            rows[i - first] = (np.int64(pages[entry // size]) * heads + head) * size + entry % size
-            i += 1
-    for j in range(max(first, count), last):
-        rows[j - first] = pool_row(s, np.int64(i32(s.slots)[own_row(start, mask, j - count)]), head, heads)
-    for j in range(last - first, (last - first + 15) // 16 * 16):
-        rows[j] = rows[last - first - 1]
-
-
-@compiled
 def attend_chunk(m, s, cache, query, heads, entries, count, weights, out, out_stride):
     """(maximum, sum, weighted values) of `heads` queries over `count` entries, written to `out`."""
     padded = (count + 15) // 16 * 16
@@ -283,7 +185,7 @@ def finish(m, s, state, row, head):
 def attend_row(m, s, layer, cache, sequence, row, head, count, chosen, chunk, states, stride, member):
     """One chunk of one row for the query heads of a KV head, left in `states`; False where it holds nothing."""
     start, shared = np.int64(i32(s.row_starts)[sequence]), m.heads // m.kv_heads
-    entries, weights = s.entries + member * (CHUNK + 16) * 8, s.chunk + member * MAX_QUERIES * CHUNK * 4
+    entries, weights = s.entries + member * 2 * (CHUNK + 16) * 8, s.chunk + member * MAX_QUERIES * CHUNK * 4
     mask = visible(s, start, row)
     length = count + (row - start + 1 if mask == np.uint64(0) else count_bits(mask))
     oldest = first_entry(s, start, row, mask, count, chosen, length, layer.window)
@@ -299,6 +201,75 @@ def attend_row(m, s, layer, cache, sequence, row, head, count, chosen, chunk, st
 
 
 @compiled
+def is_common(m, layer, chunk, count):
+    """Whether all rows of a block read all of a chunk: it lies among the committed entries, uncut by a window."""
+    return (chunk + 1) * CHUNK <= count and layer.window == 0 and vectors.is_whole(m.head_pad)
+
+
+@compiled
+def gather_queries(m, s, first, last, head, member):
+    """The queries of rows first .. last - 1 for one KV head, one behind the other, for attend_common."""
+    shared, size = m.heads // m.kv_heads, m.head_pad
+    target = s.common + member * s.common_stride + 16 * size * 4
+    for row in range(first, last):
+        query = s.query + row * s.query_stride + head * shared * size * 4
+        y, x = f32(target + (row - first) * shared * size * 4), f32(query)
+        for i in range(shared * size):
+            y[i] = x[i]
+
+
+@compiled
+def attend_common(m, s, cache, sequence, start, queries, head, count, chosen, chunk, step, member):
+    """One chunk that all rows of a block read, for `queries` gathered queries; gives the address of their results.
+
+    Entries are found and read once. Every query's arithmetic is that of attend_chunk. While scores are computed, the
+    chunk's values and the keys of the thread's next chunk, `step` further on, are on their way.
+    """
+    size, entries = m.head_pad, s.entries + member * 2 * (CHUNK + 16) * 8
+    flat = s.common + member * s.common_stride
+    query = flat + 16 * size * 4
+    weights = query + BLOCK * (m.heads // m.kv_heads) * size * 4
+    out = weights + BLOCK * (m.heads // m.kv_heads) * CHUNK * 4
+    low = chunk * CHUNK
+    fill_entries(s, sequence, start, np.uint64(0), head, m.kv_heads, count, chosen, low, low + CHUNK, entries)
+    following, low = entries, low + step * CHUNK
+    if low + CHUNK <= count:
+        following = entries + (CHUNK + 16) * 8
+        fill_entries(s, sequence, start, np.uint64(0), head, m.kv_heads, count, chosen, low, low + CHUNK, following)
+    keys, scales = cache.keys, cache.key_scales
+    scores_many(
+        *(s.kv_kind, query, queries, keys, scales, cache.values, entries, following, CHUNK, size),
+        *(flat, weights, CHUNK * 4),
+    )
+    for j in range(queries):
+        row = weights + j * CHUNK * 4
+        p = f32(row)
+        top = vectors.highest(row, CHUNK)
+        for i in range(CHUNK):
+            p[i] = maths.exp32(p[i] - top)
+        result = f32(out + j * s.state_stride)
+        result[0], result[1] = top, vectors.total(row, CHUNK)
+    for j in range(0, queries, MAX_QUERIES):
+        n, target = min(MAX_QUERIES, queries - j), out + j * s.state_stride + _STATE
+        row, stride = weights + j * CHUNK * 4, s.state_stride
+        vectors.mix(
+            *(s.kv_kind, n, row, CHUNK * 4, cache.values, cache.value_scales, entries, CHUNK, size),
+            *(target, stride),
+        )
+    return out
+
+
+@compiled
+def copy_state(source, target, dim):
+    """A chunk's result."""
+    x, y = f32(source), f32(target)
+    y[0], y[1] = x[0], x[1]
+    a, b = f32(source + _STATE), f32(target + _STATE)
+    for i in range(dim):
+        b[i] = a[i]
+
+
+@compiled
 def attend_block(m, s, layer, cache, number, sequence, first, last, head, member):
     """Rows first .. last - 1 of a sequence, all query heads of one KV head, all chunks."""
     start, shared = np.int64(i32(s.row_starts)[sequence]), m.heads // m.kv_heads
@@ -307,7 +278,14 @@ def attend_block(m, s, layer, cache, number, sequence, first, last, head, member
     pieces = states + BLOCK * shared * s.state_stride
     for i in range((last - first) * shared):
         clear(states + i * s.state_stride, m.head_pad)
+    gather_queries(m, s, first, last, head, member)
     for chunk in range((count + last - start + CHUNK - 1) // CHUNK):
+        if is_common(m, layer, chunk, count):
+            queries = (last - first) * shared
+            found = attend_common(m, s, cache, sequence, start, queries, head, count, chosen, chunk, 1, member)
+            for j in range(queries):
+                merge(states + j * s.state_stride, found + j * s.state_stride, m.head_pad)
+            continue
         for row in range(first, last):
             stride = s.state_stride
             if attend_row(m, s, layer, cache, sequence, row, head, count, chosen, chunk, pieces, stride, member):
@@ -318,11 +296,20 @@ def attend_block(m, s, layer, cache, number, sequence, first, last, head, member
 
 
 @compiled
-def attend_piece(m, s, layer, cache, number, sequence, first, last, head, chunk, member):
+def attend_piece(m, s, layer, cache, number, sequence, first, last, head, chunk, member, members):
     """One chunk of rows first .. last - 1, left in the table of partial results."""
     shared = m.heads // m.kv_heads
     count, chosen = committed(s, sequence, head, number)
     stride = s.chunks * s.state_stride
+    if is_common(m, layer, chunk, count):
+        start, queries = np.int64(i32(s.row_starts)[sequence]), (last - first) * shared
+        gather_queries(m, s, first, last, head, member)
+        found = attend_common(m, s, cache, sequence, start, queries, head, count, chosen, chunk, members, member)
+        for j in range(queries):
+            row, h = first + j // shared, head * shared + j % shared
+            place = s.partial + ((row * m.heads + h) * s.chunks + chunk) * s.state_stride
+            copy_state(found + j * s.state_stride, place, m.head_pad)
+        return
     for row in range(first, last):
         place = s.partial + ((row * m.heads + head * shared) * s.chunks + chunk) * s.state_stride
         if not attend_row(m, s, layer, cache, sequence, row, head, count, chosen, chunk, place, stride, member):
@@ -356,7 +343,7 @@ def attend_split(m, s, layer, cache, number, member, members):
                 count, _ = committed(s, sequence, head, number)
                 for chunk in range((count + last - start + CHUNK - 1) // CHUNK):
                     if unit % members == member:
-                        attend_piece(m, s, layer, cache, number, sequence, first, last, head, chunk, member)
+                        attend_piece(m, s, layer, cache, number, sequence, first, last, head, chunk, member, members)
                     unit += 1
     meet(s.sync, members)
     begin, finish_ = share(s.rows * m.heads, member, members)

@@ -33,7 +33,7 @@ _STEP = (
     *("product", "kv_kind", "page_size", "cos", "sin", "sync"),
     *("x", "x_stride", "normed", "qkv", "qkv_stride", "query", "query_stride", "mixed", "mixed_stride"),
     *("hidden", "hidden_stride", "q", "q_stride", "meta", "meta_stride", "meta_plane"),
-    *("tile", "entries", "chunk", "state", "state_stride", "partial", "chunks", "lead"),
+    *("tile", "entries", "chunk", "state", "state_stride", "partial", "chunks", "lead", "common", "common_stride"),
 )
 STEP = np.dtype([(name, np.int64) for name in _STEP])
 CACHE = np.dtype([(name, np.int64) for name in ("keys", "values", "key_scales", "value_scales")])

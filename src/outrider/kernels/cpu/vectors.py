@@ -49,11 +49,11 @@ def _load_lanes(b: Any, kind: int, row: Any, index: Any) -> Any:
     return b.sitofp(b.sext(load(b, at, vector(I8, 16)), LANES_I32), LANES_F32)
 
 
-def _row_at(b: Any, kind: int, base: Any, entry: Any, dim: Any) -> Any:
+def row_at(b: Any, kind: int, base: Any, entry: Any, dim: Any) -> Any:
     return b.add(base, b.mul(b.mul(entry, dim), number(ITEM_BYTES[kind])))
 
 
-def _row_scale(b: Any, scales: Any, entry: Any) -> Any:
+def row_scale(b: Any, scales: Any, entry: Any) -> Any:
     return load(b, b.add(scales, b.mul(entry, number(4))), FLOAT)
 
 
@@ -94,7 +94,7 @@ def _emit_highest(b: Any, args: Any) -> None:
     b.ret(fold(b, loop(b, count, [lowest], body, 16)[0], larger))
 
 
-def _load_row(b: Any, kind: int, row: Any, start: Any, width: int) -> list[Any]:
+def load_row(b: Any, kind: int, row: Any, start: Any, width: int) -> list[Any]:
     """`width` vectors of a row. bf16 rows of a WHOLE size come as even and odd values of every 32: two cheap steps."""
     if kind != BFLOAT16 or width == 1:
         return [_load_lanes(b, kind, row, b.add(start, number(16 * w))) for w in range(width)]
@@ -106,7 +106,7 @@ def _load_row(b: Any, kind: int, row: Any, start: Any, width: int) -> list[Any]:
     return values
 
 
-def _fold_rows(b: Any, rows: list[Any]) -> Any:
+def fold_rows(b: Any, rows: list[Any]) -> Any:
     """The sums of 16 vectors as one vector; each sum in the order of `fold`: halves, quarters, eighths, pairs."""
     width = 8
     while len(rows) > 1:
@@ -133,15 +133,15 @@ def _emit_scores(kind: int, dim: int, b: Any, args: Any) -> None:
         sums, factors = [], constant(LANES_F32, 0.0)
         for e in range(16):
             entry = load(b, b.add(entries, b.mul(i, number(8))), I64, 8 * e)
-            row = _row_at(b, kind, base, entry, number(dim))
-            values = _load_row(b, kind, row, number(0), width)
+            row = row_at(b, kind, base, entry, number(dim))
+            values = load_row(b, kind, row, number(0), width)
             total = b.fmul(query[0], values[0])
             for x, y in zip(query[1:], values[1:], strict=True):
                 total = b.fadd(total, b.fmul(x, y))
             sums.append(total)
             if kind == INT8:
-                factors = b.insert_element(factors, _row_scale(b, scales, entry), ir.Constant(I32, e))
-        result = _fold_rows(b, sums)
+                factors = b.insert_element(factors, row_scale(b, scales, entry), ir.Constant(I32, e))
+        result = fold_rows(b, sums)
         if kind == INT8:
             result = b.fmul(result, factors)
         store(b, result, b.add(out, b.mul(i, number(4))))
@@ -157,7 +157,7 @@ def _emit_scores_any(kind: int, b: Any, args: Any) -> None:
 
     def body(i: Any, state: list[Any]) -> list[Any]:
         entry = load(b, b.add(entries, b.mul(i, number(8))), I64)
-        row = _row_at(b, kind, base, entry, dim)
+        row = row_at(b, kind, base, entry, dim)
 
         def lanes(d: Any, state: list[Any]) -> list[Any]:
             query = load(b, b.add(q, b.mul(d, number(4))), LANES_F32)
@@ -165,7 +165,7 @@ def _emit_scores_any(kind: int, b: Any, args: Any) -> None:
 
         score = fold(b, loop(b, dim, [ZEROS], lanes, 16)[0], _add(b))
         if kind == INT8:
-            score = b.fmul(score, _row_scale(b, scales, entry))
+            score = b.fmul(score, row_scale(b, scales, entry))
         store(b, score, b.add(out, b.mul(i, number(4))))
         return []
 
@@ -179,8 +179,8 @@ def _emit_mix(kind: int, width: int, queries: int, b: Any, args: Any) -> None:
 
     def body(i: Any, state: list[Any]) -> list[Any]:
         entry = load(b, b.add(entries, b.mul(i, number(8))), I64)
-        values = _load_row(b, kind, _row_at(b, kind, base, entry, dim), start, width)
-        scale = _row_scale(b, scales, entry) if kind == INT8 else None
+        values = load_row(b, kind, row_at(b, kind, base, entry, dim), start, width)
+        scale = row_scale(b, scales, entry) if kind == INT8 else None
         sums = []
         for j in range(queries):
             weight = load(b, b.add(b.add(p, b.mul(p_stride, number(j))), b.mul(i, number(4))), FLOAT)
@@ -205,7 +205,7 @@ def _float_call(name: str, arguments: int, emit: Any) -> Any:
     return types.float32(*[types.int64] * arguments), codegen
 
 
-def _switch(b: Any, context: Any, selector: Any, cases: dict[int, Any], args: Any) -> Any:
+def switch_cases(b: Any, context: Any, selector: Any, cases: dict[int, Any], args: Any) -> Any:
     """Call the machine function of `selector`."""
     end = b.append_basic_block()
     switch = b.switch(selector, end)
@@ -255,7 +255,7 @@ def _copy(typingctx: Any, source: Any, target: Any) -> Any:
     return types.void(types.int64, types.int64), codegen
 
 
-def _void(b: Any, name: str, arguments: int, emit: Any, *fixed: int) -> Any:
+def case_of(b: Any, name: str, arguments: int, emit: Any, *fixed: int) -> Any:
     """The machine function of one case of a kernel."""
     full = "_".join([name, *map(str, fixed)])
     return define(b.module, full, ir.VoidType(), arguments, lambda inner, args: emit(*fixed, inner, args))
@@ -265,8 +265,8 @@ def _void(b: Any, name: str, arguments: int, emit: Any, *fixed: int) -> Any:
 def _scores(typingctx, case, q, base, scales, entries, count, out):
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
         kinds = [(kind, dim) for kind in range(3) for dim in WHOLE]
-        cases = {4 * d + k: _void(b, "outrider_scores", 6, _emit_scores, k, d) for k, d in kinds}
-        return _switch(b, context, args[0], cases, args[1:])
+        cases = {4 * d + k: case_of(b, "outrider_scores", 6, _emit_scores, k, d) for k, d in kinds}
+        return switch_cases(b, context, args[0], cases, args[1:])
 
     return types.void(*[types.int64] * 7), codegen
 
@@ -274,8 +274,8 @@ def _scores(typingctx, case, q, base, scales, entries, count, out):
 @intrinsic
 def _scores_any(typingctx, kind, q, base, scales, entries, count, dim, out):
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        cases = {k: _void(b, "outrider_scores_any", 7, _emit_scores_any, k) for k in range(3)}
-        return _switch(b, context, args[0], cases, args[1:])
+        cases = {k: case_of(b, "outrider_scores_any", 7, _emit_scores_any, k) for k in range(3)}
+        return switch_cases(b, context, args[0], cases, args[1:])
 
     return types.void(*[types.int64] * 8), codegen
 
@@ -284,8 +284,8 @@ def _scores_any(typingctx, kind, q, base, scales, entries, count, dim, out):
 def _mix(typingctx, case, p, p_stride, base, scales, entries, count, dim, start, out, out_stride):
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
         kinds = [(k, w, j) for k in range(3) for w in (1, 4) for j in range(1, MAX_QUERIES + 1 if w == 4 else 2)]
-        cases = {64 * k + 8 * w + j: _void(b, "outrider_mix", 10, _emit_mix, k, w, j) for k, w, j in kinds}
-        return _switch(b, context, args[0], cases, args[1:])
+        cases = {64 * k + 8 * w + j: case_of(b, "outrider_mix", 10, _emit_mix, k, w, j) for k, w, j in kinds}
+        return switch_cases(b, context, args[0], cases, args[1:])
 
     return types.void(*[types.int64] * 11), codegen
 

@@ -56,11 +56,15 @@ class Workspace:
         self._take("sync", 128)
         self._grow_wanted(1)
         self._take("tile", self._members * 2048)
-        self._take("entries", self._members * (CHUNK + 16) * 8)
+        self._take("entries", self._members * 2 * (CHUNK + 16) * 8)
         self._take("chunk", self._members * MAX_QUERIES * CHUNK * 4)
         stride = _LINE + padded(sizes["head_pad"] * 4, _LINE)
         self.step["state_stride"] = stride
         self._take("state", self._members * (BLOCK + 1) * sizes["shared"] * stride)
+        queries = BLOCK * sizes["shared"]  # of attention over entries that all rows of a block read
+        pieces = queries * (sizes["head_pad"] * 4 + CHUNK * 4 + stride)
+        self.step["common_stride"] = 16 * sizes["head_pad"] * 4 + pieces
+        self._take("common", self._members * int(self.step["common_stride"][0]))
 
     def _grow_rows(self) -> None:
         sizes = self._sizes

@@ -108,7 +108,10 @@ def test_the_command_simulates_recorded_answers(tmp_path: Path, capsys: pytest.C
     assert main(arguments) == 0
     record = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert record["kind"] == "simulate"
-    assert [row["step"] for row in record["rows"]][:3] == ["plain", "+ one drafter", "+ vote"]
+    alone = [f"+ one drafter: {name}" for name in ("ngram", "suffix", "small", "head")]
+    assert [row["step"] for row in record["rows"]][:6] == ["plain", *alone, "+ vote"]
+    best = max(row["tokens_per_second"] for row in record["rows"][1:5])
+    assert record["rows"][5]["total"] == pytest.approx(record["rows"][5]["tokens_per_second"] / best)
     assert plot.read_text().startswith("<svg")
 
 

@@ -107,6 +107,7 @@ def test_the_panel_tells_what_the_engine_counts(window: Browser, tmp_path: Path)
     service = Service(str(folder), speculative_config=drafters, context_config=context, max_model_len=1024)
     with live(service) as server:
         window.open(server.url)
+        window.log()  # forgets what the page before said when its server had gone
         window.run("document.querySelector('#max-tokens').value = 96")
         say(window, "the river runs past the mill " * 8)
         window.wait("return document.querySelector('#messages li.assistant .note')")
@@ -124,6 +125,7 @@ def test_the_panel_tells_what_the_engine_counts(window: Browser, tmp_path: Path)
         bars = window.run("return [...document.querySelectorAll('#lengths div')].map(e => e.title)")
         assert bars == [f"{count} drafts of {length}" for length, count in now["lengths"].items()]
         assert f"of {now['kv_pages_total']}" in window.text("#memory")
+        assert window.run("return document.querySelector('#budget').placeholder") == "64"
         assert window.log() == []
 
 

@@ -143,6 +143,15 @@ def test_the_engine_drafts_with_shipped_heads_and_says_the_same(root, params):
     assert all(drafter.proposals > 10 and drafter.failures == 0 for drafter in report.drafters)
 
 
+def test_a_head_shares_the_targets_embedding_and_threads(root):
+    config = {"drafters": ["heads"]}
+    with LLM(tiny_target(), speculative_config=config, max_model_len=128, threads=3) as llm:
+        decoder = llm.core.decoder
+        backend = llm.core.speculator._drafters[0]._drafter._backend
+        assert backend._matrices[-1]["data"] == decoder.embedding["data"] != 0
+        assert backend._members == 3 == decoder.threads
+
+
 def test_the_package_holds_no_head_of_another_size_or_target():
     """What is shipped is small, complete and carries the identity of its target."""
     root = Path(shipped.__file__).parents[1] / "heads"

@@ -15,7 +15,7 @@ from outrider.speculation.guard import GuardedDrafter
 from outrider.speculation.history import CAPACITY, History
 from outrider.speculation.prices import Calls, DraftCosts
 from outrider.speculation.probe import Probe, Rest
-from outrider.speculation.rehearsal import NOBODY, rehearse
+from outrider.speculation.rehearsal import rehearse
 from outrider.speculation.timing import StepTiming
 from outrider.types import NO_DRAFT, Draft
 from scripted import context, walk
@@ -82,13 +82,27 @@ def test_a_rehearsal_tells_the_price_of_a_token_and_of_reading():
     assert costs.known("reading")
     assert costs.of("reading").of(4, 4, 0) == pytest.approx(0.08, rel=0.1)
     assert costs.of("reading").unread == pytest.approx(0.001, rel=0.1)
-    assert NOBODY not in drafter._read
+    assert not drafter._read
+
+
+def test_a_rehearsal_in_company_tells_passes_from_tokens():
+    """An accelerator's pass costs the same for one sequence and for four."""
+
+    class Accelerator(Reading):
+        def propose(self, contexts, depths):
+            self._clock.now += 4e-3 * max(depths)
+            return [Draft((1,) * depth, drafter=self.name) for depth in depths]
+
+    clock, costs = Clock(), DraftCosts(["reading"])
+    for calls in rehearse(Accelerator(clock, 0.0, 0.0), clock):
+        costs.update({"reading": calls})
+    assert costs.of("reading").of(1, 16, 0) < 2 * 4e-3
 
 
 @pytest.mark.parametrize("lookup", [NgramDrafter, SuffixDrafter])
 def test_lookups_are_rehearsed_and_forget_it(lookup):
     drafter = lookup()
-    assert len(rehearse(drafter, Clock())) == 4
+    assert len(rehearse(drafter, Clock())) == 5
     assert not getattr(drafter, "_indices", None)
     assert not getattr(drafter, "_tracked", None)
 
@@ -96,7 +110,7 @@ def test_lookups_are_rehearsed_and_forget_it(lookup):
 def test_who_cannot_be_rehearsed_stays_unmeasured_and_unharmed(caplog):
     raising, dead = RaisingDrafter(SCRIPT), DeadDrafter(SCRIPT)
     assert rehearse(raising, Clock()) == rehearse(dead, Clock()) == []
-    assert raising.raised == 2  # asked once, told to forget once
+    assert raising.raised == 5  # asked once, told to forget all of the company
     assert not dead.held
     assert not caplog.records
 

@@ -53,6 +53,9 @@ LLAMA2_70B = Machine(
 PUBLISHED = {"+ vote": (59.8, 9.6), "+ length": (5.9, 35.1), "+ pipeline": (55.4, 34.3)}
 
 
+_ALONE = "+ one drafter"
+
+
 @dataclass(frozen=True)
 class Mode:
     """One row of the ablation."""
@@ -72,12 +75,13 @@ class Mode:
         return LittleFlow() if self.rules == "ours" else PublishedFlow()
 
 
-def modes(names: Sequence[str]) -> list[Mode]:
-    """plain, + one drafter (the first), then each step by the published rules and by ours."""
+def modes(names: Sequence[str], each: bool = False) -> list[Mode]:
+    """plain, + one drafter (the first, or each in turn), then each step by the published rules and by ours."""
     drafters = tuple(names)
+    alone = [Mode(f"{_ALONE}: {name}", "none", (name,)) for name in names]
     return [
         Mode("plain", "none"),
-        Mode("+ one drafter", "none", drafters[:1]),
+        *(alone if each else [Mode(_ALONE, "none", drafters[:1])]),
         Mode("+ vote", "published", drafters, "majority"),
         Mode("+ length", "published", drafters, "majority", "trend", 10),
         Mode("+ pipeline", "published", drafters, "majority", "trend", 10, True),
@@ -233,16 +237,23 @@ class Simulation:
         heapq.heappush(self._events, (self.clock.now + delay, next(self._order), event))
 
 
-def ablation(world: World | None = None, batch: int = 16) -> list[Row]:
-    """Every mode in turn on the same requests; twice the batch is in flight, so that a pipeline has what to draft."""
+def ablation(world: World | None = None, batch: int = 16, each: bool = False) -> list[Row]:
+    """Every mode in turn on the same requests; twice the batch is in flight, so that a pipeline has what to draft.
+
+    `each`: every drafter alone, too; the steps are then compared with the best of them, chosen with hindsight.
+    """
     world = world or GivenWorld(LLAMA2_70B, Traffic(TASKS))
     rows: list[Row] = []
     last: dict[str, Row] = {}
-    for mode in modes(world.names()):
-        before = last.get(mode.rules) or last.get("none")
-        one_drafter = next((row for row in rows if row.step == "+ one drafter"), None)
-        row = Simulation(world, mode, batch, 2 * batch).run().row(before, one_drafter)
-        last[mode.rules] = row
+    for mode in modes(world.names(), each):
+        alone = [row for row in rows if row.step.startswith(_ALONE)]
+        best = max(alone, key=lambda row: row.tokens_per_second, default=None)
+        before = last.get(mode.rules) or best
+        if mode.step.startswith(_ALONE):
+            before, best = rows[0], None
+        row = Simulation(world, mode, batch, 2 * batch).run().row(before, best)
+        if mode.rules != "none":
+            last[mode.rules] = row
         rows.append(row)
     return rows
 

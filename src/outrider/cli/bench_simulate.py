@@ -35,6 +35,8 @@ def simulate(
 ) -> None:
     """Simulate vote, length and pipeline, step by step: Llama2-70B on four accelerators, or recorded answers.
 
+    On recorded answers the pipeline's drafters are taken to run beside the target, not on its cores.
+
     Example: outrider bench simulate --batch 16 --plot gains.svg
     Example: outrider bench simulate --traces traces.jsonl --what-if head=0.45,0.07,0.01
     Example: outrider bench simulate --worst --drafters 2
@@ -51,7 +53,7 @@ def simulate(
     else:
         refuse(bool(what_if) and traces is None, "--what-if", "give --traces too")
         world, size = recorded_world(traces, what_if or []), batch or (16 if traces is None else 1)
-        rows = ablation(world, size)
+        rows = ablation(world, size, each=traces is not None)
         config = {"machine": LLAMA2_70B.name if traces is None else str(traces), "batch": size, "what_if": what_if}
     made = [asdict(row) for row in rows]
     table.show(made, list(made[0]), "simulated, not measured")

@@ -40,7 +40,7 @@ class HeadOptions:
     min_confidence: float = 0.0  # a greedy chain stops behind the first token below this probability
     archive_tokens: int = 32768  # slots of ended sequences that are kept for prompts that begin alike; 0: none
     dtype: Literal["auto", "float32", "int8", "int4"] = "auto"  # weights on a CPU; auto: as stored, else int8
-    threads: int | None = None  # CPU threads; None: the cores this process may use
+    threads: int | None = None  # CPU threads; None: as many as the target
 
     def __post_init__(self) -> None:
         if not self.path:
@@ -197,7 +197,8 @@ def _compiled(stored: StoredHead, options: HeadOptions, host: Host) -> HeadBacke
     assert host.weights is not None
     packed = getattr(host.target, "embedding", None)  # of a compiled target: held once for both
     embedding = host.weights["embed"] if packed is None else packed
-    return CompiledHead(stored, embedding, dtype=options.dtype, threads=options.threads)
+    threads = options.threads or getattr(host.target, "threads", None)
+    return CompiledHead(stored, embedding, dtype=options.dtype, threads=threads)
 
 
 def _torch(stored: StoredHead, options: HeadOptions, host: Host) -> HeadBackend:

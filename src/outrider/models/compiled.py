@@ -71,6 +71,11 @@ class CompiledDecoder:
         return cls(spec, packed, kv_dtype, usable_threads(threads), taps, isa.resolve(isa.wanted()))
 
     @property
+    def threads(self) -> int:
+        """Threads of a forward pass."""
+        return self._pool.members
+
+    @property
     def embedding(self) -> NDArray:
         """The record (layout.MATRIX) of the packed embedding, for those who read its rows beside this decoder."""
         return self._packed.matrices[self.spec.num_layers, layout.EMBED]

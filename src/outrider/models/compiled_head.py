@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -143,45 +144,37 @@ class CompiledHead:
 
     def _enter(self, jobs: Sequence[Job], floor: float) -> None:
         """Put a call into the record: rows that are only fed first, then the last row of every job that drafts."""
-        chains = sum(job.depth > 0 for job in jobs)
-        deepest = max(job.depth for job in jobs)
-        fed = [len(job.tokens) - (job.depth > 0) for job in jobs]
-        feeds, rows = sum(fed), sum(fed) + chains
-        lines: list[list[int]] = [[0] * rows for _ in range(4)]  # tokens, positions, slots, owners
-        self._features = np.zeros((rows, padded(len(self.spec.taps) * self.spec.hidden_size, 32)), np.float32)
-        at, width = 0, len(self.spec.taps) * self.spec.hidden_size
-        for owner, (job, count) in enumerate(zip(jobs, fed, strict=True)):
-            last, base = feeds + owner, job.entries.count
-            self._features[at : at + count, :width] = job.features[:count]
-            lines[0][at : at + count] = job.tokens[:count]
-            lines[1][at : at + count] = range(job.first, job.first + count)
-            lines[2][at : at + count] = range(base, base + count)
-            lines[3][at : at + count] = [owner] * count
-            at += count
-            if job.depth > 0:
-                self._features[last, :width] = job.features[count]
-                lines[0][last], lines[1][last] = job.tokens[count], job.first + count
-                lines[2][last], lines[3][last] = base + count, owner
-            job.entries.fit(base + count + job.depth)  # type: ignore[attr-defined]
-        self._describe_call(jobs, lines, feeds, chains)
+        entries = [_own(job) for job in jobs]
+        for job, held in zip(jobs, entries, strict=True):
+            held.fit(held.count + len(job.tokens) + job.depth)
+        rows, chains = _flat_rows(jobs), sum(job.depth > 0 for job in jobs)
+        numbers = [n for line in zip(*rows, strict=True) for n in line]
+        numbers += [place for kind in range(2) for place in (held.places[kind] for held in entries)]
+        numbers += [held.room for held in entries] + [job.depth for job in jobs]
+        self._numbers, self._features = np.array(numbers, np.int64), self._side_by_side(jobs, len(rows))
+        self._point(len(rows), len(jobs), chains)
         self._head["floor"] = floor
         reach = max(job.first + len(job.tokens) + job.depth for job in jobs)
-        self._fit(rows, chains, deepest, reach, max(job.entries.room for job in jobs))  # type: ignore[attr-defined]
+        self._fit(len(rows), chains, max(job.depth for job in jobs), reach, max(held.room for held in entries))
 
-    def _describe_call(self, jobs: Sequence[Job], lines: list[list[int]], feeds: int, chains: int) -> None:
-        """The numbers of a call as one array, and where its parts begin."""
-        places = [job.entries.places for job in jobs]  # type: ignore[attr-defined]
-        owners = [[p[0] for p in places], [p[1] for p in places]]
-        owners += [[job.entries.room for job in jobs], [job.depth for job in jobs]]  # type: ignore[attr-defined]
-        self._numbers = np.array([n for part in (*lines, *owners) for n in part], np.int64)
-        start, rows = address(self._numbers), len(lines[0])
-        call, field = self._call, _FIELD
-        call[field["rows"]], call[field["feeds"]], call[field["chains"]] = rows, feeds, chains
-        call[field["features"]], call[field["features_stride"]] = address(self._features), self._features.strides[0]
+    def _point(self, rows: int, jobs: int, chains: int) -> None:
+        """Where the parts of a call begin."""
+        call, start = self._call, address(self._numbers)
+        call[_FIELD["rows"]], call[_FIELD["feeds"]], call[_FIELD["chains"]] = rows, rows - chains, chains
+        call[_FIELD["features"]], call[_FIELD["features_stride"]] = address(self._features), self._features.strides[0]
         for place, name in enumerate(("tokens", "positions", "slots", "owners")):
-            call[field[name]] = start + place * rows * 8
+            call[_FIELD[name]] = start + place * rows * 8
         for place, name in enumerate(("keys", "values", "room", "depths")):
-            call[field[name]] = start + (4 * rows + place * len(jobs)) * 8
+            call[_FIELD[name]] = start + (4 * rows + place * jobs) * 8
+
+    def _side_by_side(self, jobs: Sequence[Job], rows: int) -> Float32:
+        """The features of all rows, in their order, each followed by zeros up to a multiple of 32."""
+        width = len(self.spec.taps) * self.spec.hidden_size
+        features = np.zeros((rows, padded(width, 32)), np.float32)
+        parts = [job.features[:-1] if job.depth > 0 else job.features for job in jobs]
+        parts += [job.features[-1:] for job in jobs if job.depth > 0]
+        np.concatenate(parts, out=features[:, :width])
+        return features
 
     def _fit(self, rows: int, chains: int, deepest: int, positions: int, room: int) -> None:
         """Buffers and tables large enough for a call."""
@@ -296,6 +289,23 @@ class _Buffers:
 
 
 _FIELD = {name: place for place, name in enumerate(HEAD.names or ())}
+
+
+def _own(job: Job) -> HeadEntries:
+    """A job's entries, which this backend made."""
+    return cast(HeadEntries, job.entries)
+
+
+def _flat_rows(jobs: Sequence[Job]) -> list[tuple[int, int, int, int]]:
+    """(token, position, slot, job) of every row: first those that are only fed, then the last ones of drafting jobs."""
+    fed: list[tuple[int, int, int, int]] = []
+    last: list[tuple[int, int, int, int]] = []
+    for owner, job in enumerate(jobs):
+        base = job.entries.count
+        fed += [(token, job.first + i, base + i, owner) for i, token in enumerate(job.tokens)]
+        if job.depth > 0:
+            last.append(fed.pop())
+    return fed + last
 
 
 def _stops(confidence: Sequence[float], floor: float) -> int:

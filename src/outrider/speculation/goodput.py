@@ -204,18 +204,20 @@ class GoodputLength:
         return {name: row if enough else [0] * len(ids) for name, row in zip(names, depths.tolist(), strict=True)}
 
     def _affordable(self, plan: Mapping[str, list[int]], unread: Unread) -> Mapping[str, list[int]]:
-        """The plan as far as the account covers it: else one drafter for one sequence, as deep as it does."""
-        prices = [self._price(name, depths, unread) for name, depths in plan.items() if any(depths)]
-        if not prices or self._covers(self._together(prices)):
-            return plan
+        """The plan as far as the account covers it: less deep, else one drafter for one sequence, else nothing."""
+        for deepest in range(max(map(max, plan.values()), default=0), 0, -1):
+            capped = {name: [min(depth, deepest) for depth in depths] for name, depths in plan.items()}
+            prices = [self._price(name, depths, unread) for name, depths in capped.items() if any(depths)]
+            if self._covers(self._together(prices)):
+                return capped
+        nothing = {name: [0] * len(depths) for name, depths in plan.items()}
         takers = [(unread(name, i), name, i) for name, depths in plan.items() for i, deep in enumerate(depths) if deep]
-        _, name, first = min(takers)
-        rest = {other: [0] * len(depths) for other, depths in plan.items()}
-        for depth in range(plan[name][first], 0, -1):
-            few = _only(plan[name], first, depth)
-            if self._covers(self._price(name, few, unread)):
-                return {**rest, name: few}
-        return rest
+        if takers:
+            _, name, first = min(takers)
+            one = _only(plan[name], first, 1)
+            if self._covers(self._price(name, one, unread)):
+                return {**nothing, name: one}
+        return nothing
 
     def _probed(self, name: str, most: Sequence[int], unread: Unread) -> list[int]:
         """A drafter that rests altogether is asked for a short draft now and then, if it could pay at its best."""

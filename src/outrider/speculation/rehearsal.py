@@ -14,10 +14,13 @@ from outrider.drafters.base import Context, Drafter
 from outrider.speculation.prices import Calls
 from outrider.types import Float32
 
-NOBODY = -1  # id of the sequence that is rehearsed with
+NOBODY = -1  # id of the sequence that is rehearsed with; its companions are -2, -3, ...
 _TEXT = [0, 1, 2, 3] * 32
-#: (tokens shown, depth) of the timed calls: one token, several, and one behind a text that must be read first.
-_SCENES = ((9, 1), (10, 1), (11, 3), (12 + 64, 1))
+_COMPANY = 4
+#: (sequences, tokens shown, depth): one token, several, behind a text that must be read first, and in company. The
+#: first call of either company warms up and is not told.
+_SCENES = ((1, 8, 1), (1, 9, 1), (1, 10, 1), (1, 11, 3), (1, 12 + 64, 1), (_COMPANY, 78, 1), (_COMPANY, 79, 2))
+_WARMING = (0, 5)
 log = logging.getLogger(__name__)
 
 
@@ -34,30 +37,31 @@ GREEDY = Greedy()
 
 
 def rehearse(drafter: Drafter, clock: Callable[[], float]) -> list[Calls]:
-    """The calls of a rehearsal, the first (which warms up) left out; empty where the drafter cannot be rehearsed."""
+    """The calls of a rehearsal; empty where the drafter cannot be rehearsed."""
     done: list[Calls] = []
-    shown = 8
+    shown = 0
     try:
-        for length, depth in ((shown, 1), *_SCENES):
-            context = Context(NOBODY, _TEXT[:length], length, GREEDY)
+        for sequences, length, depth in _SCENES:
+            contexts = [Context(NOBODY - i, _TEXT[:length], length, GREEDY) for i in range(sequences)]
             started = clock()
-            (draft,) = drafter.propose([context], [depth])
+            drafts = drafter.propose(contexts, [depth] * sequences)
             seconds = clock() - started
-            if not draft.tokens:
+            if not all(draft.tokens for draft in drafts):
                 return []
-            unread = max(0, length - shown)
-            done.append(Calls(len(draft), len(draft), seconds, unread))
-            shown = length + len(draft)
+            tokens = sum(map(len, drafts))
+            done.append(Calls(max(map(len, drafts)), tokens, seconds, max(0, length - shown) * sequences, sequences))
+            shown = length + depth
     except Exception as error:
         log.debug("drafter %r cannot be rehearsed: %s", drafter.name, error)
         return []
     finally:
-        _forget(drafter)
-    return done[1:]
+        for i in range(_COMPANY):
+            _forget(drafter, NOBODY - i)
+    return [calls for scene, calls in enumerate(done) if scene not in _WARMING]
 
 
-def _forget(drafter: Drafter) -> None:
+def _forget(drafter: Drafter, sequence_id: int) -> None:
     try:
-        drafter.forget(NOBODY)
+        drafter.forget(sequence_id)
     except Exception as error:
         log.debug("drafter %r does not forget the rehearsal: %s", drafter.name, error)

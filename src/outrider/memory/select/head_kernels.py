@@ -44,36 +44,47 @@ def _normalise(x, rows, width, size, weight, eps):
 
 
 @compiled
+def _score_span(query, keys, page_size, kv_heads, heads, dim, pages, entries, first, count, logits, columns):
+    """Logits of `count` entries from `first` on, for all heads; entries are found once."""
+    rows, alpha = i64(entries), heads // kv_heads
+    place, offset = first // page_size, first % page_size
+    for j in range(count):
+        rows[j] = np.int64(pages[place]) * kv_heads * page_size + offset
+        offset += 1
+        if offset == page_size:
+            place, offset = place + 1, 0
+    padded = (count + 15) // 16 * 16
+    for j in range(count, padded):
+        rows[j] = rows[count - 1]
+    for h in range(kv_heads):
+        for a in range(alpha):
+            q, out = query + (h * alpha + a) * dim * 4, logits + ((h * alpha + a) * columns + first) * 4
+            vectors.scores(vectors.BFLOAT16, q, keys, 0, entries, count, dim, out)
+        for j in range(padded):
+            rows[j] += page_size
+
+
+@compiled
 def _score(query, keys, page_size, kv_heads, heads, dim, pages, entries, length, scores, logits, weights):
     """See score_entries."""
-    alpha = heads // kv_heads
-    rows = i64(entries)
-    columns = logits.shape[1]
-    base = logits.ctypes.data
+    alpha, columns, base = heads // kv_heads, logits.shape[1], logits.ctypes.data
+    for first in range(0, length, _SPAN):
+        count = min(_SPAN, length - first)
+        _score_span(query, keys, page_size, kv_heads, heads, dim, pages, entries, first, count, base, columns)
     for h in range(kv_heads):
-        for first in range(0, length, _SPAN):
-            count = min(_SPAN, length - first)
-            for j in range((count + 15) // 16 * 16):
-                e = min(first + j, length - 1)
-                rows[j] = (np.int64(pages[e // page_size]) * kv_heads + h) * page_size + e % page_size
-            for a in range(alpha):
-                q, out = query + (h * alpha + a) * dim * 4, base + (a * columns + first) * 4
-                vectors.scores(vectors.BFLOAT16, q, keys, 0, entries, count, dim, out)
+        most, mine = np.float32(-np.inf), scores[h]
         for a in range(alpha):
-            row = logits[a, :length]
+            row = logits[h * alpha + a]
             row[0] = np.float32(-np.inf)
-            best = np.float32(-np.inf)
-            for e in range(length):
-                best = max(best, row[e])
-            weights[:length] = row
-            offset = best + np.float32(math.log(exponentiate(weights[:length], weights[:length].view(np.int32), best)))
+            row[length : (length + 15) // 16 * 16] = np.float32(-np.inf)
+            best = vectors.highest(base + (h * alpha + a) * columns * 4, length)
+            weights[:] = row[:length]
+            offset = best + np.float32(math.log(exponentiate(weights, weights.view(np.int32), best)))
+            most = max(most, best - offset)
             for e in range(length):
                 value = row[e] - offset
-                scores[h, e] = value if a == 0 else max(scores[h, e], value)
-        best = np.float32(-np.inf)
-        for e in range(length):
-            best = max(best, scores[h, e])
-        scores[h, 0] = best
+                mine[e] = value if a == 0 or value > mine[e] else mine[e]
+        mine[0] = most
 
 
 def _entry_points(sources: int) -> tuple[Any, Any, Any]:
@@ -127,7 +138,7 @@ def score_entries(query: Float32, keys: Bits, pages: Int32, length: int) -> Floa
     if vectors.is_parted(vectors.BFLOAT16, dim):
         parted = part_rows(parted)
     scores = np.empty((kv_heads, length), np.float32)
-    logits = np.empty((heads // kv_heads, length + _SPAN), np.float32)
+    logits = np.empty((heads, length + _SPAN), np.float32)
     entries, weights = np.empty(_SPAN + 16, np.int64), np.empty(length, np.float32)
     _score_rows(
         *(address(parted), address(keys), page_size, kv_heads, heads, dim),

@@ -265,6 +265,8 @@ function show(stats) {
   $("lengths").replaceChildren(...lengthBars(engine.lengths));
   $("memory").replaceChildren(...memoryRows(engine));
   $("context").replaceChildren(...contextRows(engine.context));
+  $("budget").placeholder = engine.context.mode === "full" ? "all" : engine.context.budget;
+  $("budget").disabled = engine.context.mode === "full";
 }
 
 async function refresh() {

@@ -610,3 +610,24 @@ def test_a_killed_process_leaves_a_file_that_the_next_start_removes(folder, tmp_
     with start(folder, slow(tmp_path, SPARSE)) as llm:
         answers(llm, LONG[:1])
         assert not left[0].exists()
+
+
+@pytest.mark.model
+def test_on_the_default_model(tmp_path) -> None:
+    """A quarter of the KV in memory: the same tokens, and use that the plan foretold."""
+    rng = np.random.default_rng(0)
+    text = " ".join(f"House {i} has a {['red', 'green', 'blue'][int(rng.integers(3))]} lamp." for i in range(110))
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    options: dict[str, Any] = {"max_model_len": 1152, "max_num_seqs": 1, "max_num_batched_tokens": 64}
+    context: dict[str, Any] = {"mode": "sparse", "budget": 128}
+    with LLM("smollm2-135m", context_config=context, speculative_config=None, **options) as llm:
+        expected = llm.generate(text, params)[0].outputs[0].token_ids
+        limit = 320 * llm.core.decoder.kv_bytes_per_token()
+    tiered = {**context, "kv_memory": limit, "kv_path": str(tmp_path)}
+    with LLM("smollm2-135m", context_config=tiered, speculative_config=None, **options) as llm:
+        output = llm.generate(text, params)[0]
+        assert output.outputs[0].token_ids == expected
+        assert output.metrics.context.loaded_bytes > 0
+        assert tiers(llm).slow_layers > 20
+        plan = llm.memory_plan()
+        assert plan["kv_fast"] <= plan["kv_planned"] * 1.05 <= limit * 1.05

@@ -136,8 +136,12 @@ class Placement(SingleTier):
         self._full = self._full and pool.held > 0  # with nothing to keep, it may be tried again
         if self._full:
             choices = range(self._slow + 1)
-        most = max(most_tokens(self.model, self.rules.limit, loads, slow) for slow in choices)
-        return min(pool.num_pages, most // self.model.page_size)
+        most = 0
+        for slow in choices:
+            most = max(most, most_tokens(self.model, self.rules.limit, loads, slow) // self.model.page_size)
+            if most >= pool.num_pages:
+                return pool.num_pages
+        return most
 
     def fit(self, pool: PagePool, holders: Callable[[], Sequence[Need]], running: Collection[Sample]) -> None:
         self._drop_freed()

@@ -96,7 +96,8 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
     loaded = load_model(given.model)
     heads = shipped_heads(loaded) if given.heads is None else {path.name: path for path in given.heads}
     ways, suites = ways_of(heads, given.depth), load_suites(folder, given.prompts)
-    with LLM(loaded, speculative_config=None, max_model_len=2048) as llm:
+    # Without cached prefixes: a head that takes over from another way would not see the states of a cached prompt.
+    with LLM(loaded, speculative_config=None, max_model_len=2048, prefix_caching=False) as llm:
         first = [[{"role": "user", "content": suite.openings[0]}] for suite in suites.values()]
         cost = {name: token_cost(llm, ways[name], first) for name in heads}
         sizes = {"max_tokens": given.max_tokens, "concurrency": given.concurrency}

@@ -12,7 +12,7 @@ from outrider.memory.select.base import View
 from outrider.memory.select.head import HeadSelector
 from outrider.memory.select.head_kernels import project, score_entries
 from outrider.memory.select.head_memory import HeadMemory
-from outrider.memory.select.head_weights import Embeddings, extend, load_weights
+from outrider.memory.select.head_weights import Embeddings, extend, load_weights, shorten
 from outrider.memory.selectors import Choice, read_selector
 from outrider.memory.tiers.codec import to_bfloat16
 from outrider.models.eagle3 import Eagle3Head, Eagle3Spec
@@ -212,13 +212,18 @@ def test_compiled_scores_are_the_reference(dim, heads):
     np.testing.assert_allclose(np.exp(scores[:, 1:]), weights, rtol=2e-3)
 
 
-def test_rows_are_multiplied_alike_alone_and_together():
+@pytest.mark.parametrize("short", [False, True])
+def test_rows_are_multiplied_alike_alone_and_together(short):
     rng = np.random.default_rng(0)
-    x, w = (rng.normal(size=(n, 48)).astype(np.float32) for n in (70, 20))
-    whole = project(x, w, None)
+    x, w = (rng.normal(size=(n, 48)).astype(np.float32) for n in (70, 150))
+    assert shorten(w) is w
+    if short:
+        w = (to_bfloat16(w).astype(np.uint32) << 16).view(np.float32)
+    whole = project(x, shorten(w), None)
+    assert (shorten(w).dtype == np.uint16) == short
     np.testing.assert_allclose(whole, x @ w.T, rtol=1e-4, atol=1e-4)
     for row in (0, 33, 69):
-        np.testing.assert_array_equal(project(x[row : row + 1], w, None)[0], whole[row])
+        np.testing.assert_array_equal(project(x[row : row + 1], shorten(w), None)[0], whole[row])
 
 
 def test_contexts_beyond_the_training_length_are_reached_by_yarn():

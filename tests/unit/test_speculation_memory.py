@@ -43,7 +43,7 @@ def everybody(clock: Clock | None = None) -> Speculator:
     model = Forgetful(SCRIPT, right=3, name="model")
     costly = Priced(model, clock, 1e-5) if clock else model
     return speculator(
-        NgramDrafter(), suffix, costly, clock=clock, vote="hedge", length="goodput", num_speculative_tokens=8
+        NgramDrafter(), suffix, costly, clock=clock or Clock(), vote="hedge", length="goodput", num_speculative_tokens=8
     )
 
 

@@ -9,6 +9,8 @@ past.
 
 from __future__ import annotations
 
+_STAKE = 0.5  # share of the balance that one draft may cost
+
 
 class Account:
     """Balance in plain steps of one row: `allowance` to begin with, at most `most` at any time."""
@@ -18,8 +20,8 @@ class Account:
         self._most = most
 
     def covers(self, steps: float) -> bool:
-        """Whether a draft of this price may be tried."""
-        return steps <= self.balance
+        """Whether a draft of this price may be tried: for half of the balance at most, so that bad luck is no end."""
+        return steps <= _STAKE * self.balance
 
     def book(self, steps: float) -> None:
         """Add what was earned, or with a negative sign what was spent."""

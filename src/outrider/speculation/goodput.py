@@ -26,6 +26,7 @@ from outrider.speculation.account import Account
 from outrider.speculation.costs import CostTable, RunningMean
 from outrider.speculation.depths import Market, plan_depths
 from outrider.speculation.length import Unread, nothing_unread
+from outrider.speculation.pace import Lives, Throughput
 from outrider.speculation.prices import Calls, DraftCosts
 from outrider.speculation.probe import Probe, Rest
 from outrider.speculation.timing import StepTiming
@@ -43,7 +44,7 @@ class GoodputRules:
     first_probe: int = 16  # idle rounds before the first probe
     last_probe: int = 128  # probes never come more seldom than this
     probe_depth: int = 2  # tokens of a probe
-    allowance: float = 1.0  # plain steps of time that trying may cost at first: costly drafters, and verifying drafts
+    allowance: float = 1.5  # plain steps of time that trying may cost at first: costly drafters, and verifying drafts
     share: float = 0.005  # share of decoding time that each of both may cost from then on
     credit: float = 16.0  # plain steps of time that each may save up by what it gains
     patience: int = 8  # rounds in a row whose drafts are not worth verifying before nobody drafts for a while
@@ -93,7 +94,7 @@ class GoodputLength:
         self._on = True
         self._overhead_s = RunningMean(0.0)  # seconds of a step, running means: scheduling and sampling
         self._waited_s = RunningMean(0.0)  # waiting for drafts
-        self._rate = _Throughput()
+        self._rate = Throughput()
         self._spare_rows = 0  # rows of the last step that belonged to nobody who drafts
         self._probes: dict[str, Probe] = {}  # of idle drafters, and of the batch when nothing is verified
         self._account = Account(self._rules.allowance, self._rules.credit)  # of the costly drafters
@@ -313,45 +314,6 @@ class GoodputLength:
 
     def _probe(self, key: str) -> Probe:
         return self._probes.setdefault(key, Probe(self._rules.first_probe))
-
-
-class _Throughput:
-    """Tokens per second lately: what a second is worth."""
-
-    def __init__(self) -> None:
-        self._tokens, self._seconds = 0.0, 0.0
-
-    def count(self, tokens: int, seconds: float) -> None:
-        self._tokens = 0.95 * self._tokens + tokens
-        self._seconds = 0.95 * self._seconds + seconds
-
-    def per_second(self, sequences: int, plain_s: float) -> float:
-        """Tokens per second, at least what plain decoding would give."""
-        plain = sequences / plain_s
-        return max(plain, self._tokens / self._seconds) if self._seconds > 0 else plain
-
-
-class Lives:
-    """How many tokens sequences gain until they end, on average."""
-
-    def __init__(self, guess: float) -> None:
-        self._gained: dict[int, int] = {}
-        self._mean = RunningMean(guess)
-
-    @property
-    def mean(self) -> float:
-        return self._mean.value
-
-    def count(self, trials: Sequence[Trial]) -> None:
-        """Sequences gained tokens."""
-        for trial in trials:
-            self._gained[trial.sequence_id] = self._gained.get(trial.sequence_id, 0) + len(trial.truth)
-
-    def end(self, sequence_id: int) -> None:
-        """One ended."""
-        gained = self._gained.pop(sequence_id, 0)
-        if gained:
-            self._mean.learn(float(gained))
 
 
 def _only(values: Sequence[int], index: int, depth: int) -> list[int]:

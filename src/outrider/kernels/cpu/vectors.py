@@ -338,7 +338,13 @@ def scores(kind, q, base, scales, entries, count, dim, out):
     if is_whole(dim):
         _scores(4 * dim + kind, q, base, scales, entries, count, out)
     else:
-        _scores_any(kind, q, base, scales, entries, count, dim, out)
+        scores_any(kind, q, base, scales, entries, count, dim, out)
+
+
+@compiled
+def scores_any(kind, q, base, scales, entries, count, dim, out):
+    """out[i] = q . row(entries[i]) for i < count, rows of any multiple of 16 values; a matrix times a vector, too."""
+    _scores_any(kind, q, base, scales, entries, count, dim, out)
 
 
 @compiled

@@ -17,18 +17,18 @@ from outrider.memory.select.kernels import exponentiate
 from outrider.types import Float32, Int32
 
 Bits = NDArray[np.uint16]
-_BLOCK = 32  # rows that share a pass over the weights
+_BLOCK = 64  # rows of a matrix that all rows of a batch meet before the next ones
 _SPAN = 128  # entries that are scored at a time
 
 
 @compiled
-def _project(x, x_stride, rows, weight, out, width, y, y_stride):
-    for first in range(0, rows, _BLOCK):
-        last = min(first + _BLOCK, rows)
-        for o in range(out):
-            w = weight + o * width * 4
-            for r in range(first, last):
-                f32(y + r * y_stride)[o] = vectors.dot(x + r * x_stride, w, width)
+def _project(kind, x, rows, weight, out, width, y, places):
+    """y = x W^T; a few rows of W at a time, for all rows of x. places: 0 .. out - 1."""
+    for first in range(0, out, _BLOCK):
+        count, at = min(_BLOCK, out - first), places + first * 8
+        for r in range(rows):
+            target = y + (r * out + first) * 4
+            vectors.scores_any(kind, x + r * width * 4, weight, 0, at, count, width, target)
 
 
 @compiled
@@ -91,9 +91,9 @@ def _entry_points(sources: int) -> tuple[Any, Any, Any]:
     """What Python calls, cached on disk under the digest of the kernels that they are built from."""
 
     @njit(nogil=True, error_model="numpy", cache=True)
-    def project_rows(x, x_stride, rows, weight, out, width, y, y_stride):
+    def project_rows(kind, x, rows, weight, out, width, y, places):
         if sources != 0:
-            _project(x, x_stride, rows, weight, out, width, y, y_stride)
+            _project(kind, x, rows, weight, out, width, y, places)
 
     @njit(nogil=True, error_model="numpy", cache=True)
     def normalise_rows(x, rows, width, size, weight, eps):
@@ -111,11 +111,11 @@ def _entry_points(sources: int) -> tuple[Any, Any, Any]:
 _project_rows, _normalise_rows, _score_rows = _entry_points(SOURCES)
 
 
-def project(x: Float32, weight: Float32, bias: Float32 | None) -> Float32:
+def project(x: Float32, weight: Float32 | Bits, bias: Float32 | None) -> Float32:
     """x W^T + b: rows [n, width] times a matrix [out, width], both contiguous and padded to 16 -> [n, out]."""
-    y = np.empty((len(x), len(weight)), np.float32)
-    width, out = x.shape[1], len(weight)
-    _project_rows(address(x), width * 4, len(x), address(weight), out, width, address(y), out * 4)
+    y, places = np.empty((len(x), len(weight)), np.float32), np.arange(len(weight), dtype=np.int64)
+    kind = vectors.BFLOAT16 if weight.dtype == np.uint16 else vectors.FLOAT32
+    _project_rows(kind, address(x), len(x), address(weight), len(weight), x.shape[1], address(y), address(places))
     return y if bias is None else y + bias
 
 

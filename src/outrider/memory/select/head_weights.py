@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider.models.eagle3_store import EMBEDDING, StoredHead, read_head
 from outrider.models.spec import DecoderSpec, Rope, SlicedWeight, Weight
@@ -25,7 +26,7 @@ RECENT_TOKENS = 4096
 class Linear:
     """y = x W^T + b, rows of W padded to whole vectors of 16 values."""
 
-    weight: Float32  # [out, padded in]
+    weight: Float32 | NDArray[np.uint16]  # [out, padded in]; bfloat16 where that holds every value
     bias: Float32 | None
 
     @property
@@ -91,7 +92,7 @@ def prune(head: StoredHead, positions: int) -> HeadWeights:
     def linear(name: str) -> Linear:
         bias = head.weights.get(f"{name}.bias")
         weight = np.asarray(head.weights[f"{name}.weight"].dense(), np.float32)
-        return Linear(pad_rows(weight), None if bias is None else bias.dense())
+        return Linear(shorten(pad_rows(weight)), None if bias is None else bias.dense())
 
     return HeadWeights(
         taps=spec.taps,
@@ -119,6 +120,12 @@ def extend(rope: Rope, trained: int, positions: int) -> Rope:
 def padded(size: int) -> int:
     """Rounded up to whole vectors."""
     return -(-size // 16) * 16
+
+
+def shorten(weight: Float32) -> Float32 | NDArray[np.uint16]:
+    """A matrix in bfloat16, as heads are usually stored, unless that loses something."""
+    bits = weight.view(np.uint32)
+    return (bits >> 16).astype(np.uint16) if not (bits & 0xFFFF).any() else weight
 
 
 def pad_rows(values: Float32) -> Float32:

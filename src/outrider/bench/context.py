@@ -24,7 +24,7 @@ from outrider.bench.eval_retrieval import key_value_retrieval
 from outrider.bench.record import note
 from outrider.bench.speed import rotate
 from outrider.bench.timeline import Timeline
-from outrider.errors import ConfigError
+from outrider.errors import CapacityError, ConfigError
 from outrider.memory.report import ContextReport
 from outrider.models.cache import entry_bytes
 from outrider.models.spec import DecoderSpec
@@ -65,7 +65,8 @@ class Way:
         table = {**MODES, **TIERS}[self.name]
         named = {key: layers if value == ALL and key == "slow_layers" else value for key, value in table.items()}
         budget = {} if self.budget is None else {"budget": self.budget}
-        limit = {} if self.kv_memory is None else {"kv_memory": self.kv_memory}
+        free = self.kv_memory is None or "slow_layers" in table  # a given number of slow layers, whatever that takes
+        limit = {} if free else {"kv_memory": self.kv_memory}
         return {**named, **budget, **limit}
 
 
@@ -249,6 +250,8 @@ def run(llm: LLM, prompts: Sequence[Sequence[int]], max_tokens: int) -> Round:
             metrics[delta.request_id].add(delta, 0.0)
 
     while any(not sequence.output for sequence in sequences):
+        if not core.engine.scheduler.busy:
+            raise CapacityError("a prompt could not be answered: there is too little memory; raise --kv-memory")
         step()
     before, begun, resident = sum(len(sequence.tokens) for sequence in sequences), traffic(llm), 0
     steps, moved, started = core.engine.steps, [], perf_counter()

@@ -221,6 +221,16 @@ def test_a_dead_drafter_stops_and_is_probed_ever_more_seldom():
     assert vote.reach(0, "good", False) == ANY_DEPTH
 
 
+def test_an_outvoted_drafter_drafts_where_nobody_else_has_an_idea():
+    vote = HedgeVote(["lookup", "head"])
+    lookup, head_ = chain("lookup", 1, 2, 3, 4, 5, 6), chain("head", 1, 9)
+    for _ in range(30):
+        vote.observe([trial([lookup, head_], (1, 2, 3, 4, 5, 6, 7), lookup)])
+    assert vote.shares(0)["head"] < HedgeRules().floor
+    assert vote.reach(0, "head", True) == 0
+    assert vote.reach(0, "head", False) == ANY_DEPTH
+
+
 def test_a_drafter_that_turns_good_comes_back():
     vote = HedgeVote(["good", "bad"], HedgeRules(first_probe=4, last_probe=16))
     good, bad = chain("good", 1, 2, 3), chain("bad", 4, 5, 6)

@@ -3,7 +3,8 @@
 All drafters draft anyway, so one verified trajectory scores all of them, not only the winner, at no cost to the target
 (full information; Freund & Schapire 1997; HedgeSpec). Drafters that had no idea sleep: their weight stays where it is
 (specialists; Freund et al. 1997). A drafter's vote at a token is its weight times its calibrated confidence there.
-One whose weight has collapsed for a request stops drafting for it, and is re-probed with short drafts.
+One whose weight has collapsed for a request stops drafting for it, and is re-probed with short drafts; but where no
+drafter before it has an idea, being outvoted elsewhere is no reason to be silent, unless it is hardly ever right.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from outrider.speculation.trial import Trial
 from outrider.speculation.vote import ANY_DEPTH
 from outrider.types import NO_DRAFT, Draft
 
+_NEW = 0.1  # weight of the latest draft in the running mean of what a drafter has right
+
 
 @dataclass(frozen=True)
 class HedgeRules:
@@ -27,7 +30,8 @@ class HedgeRules:
     memory: float = 0.95  # share of a request's log-weights kept per round
     prior_rate: float = 0.03  # the same as `rate`, for the global prior
     prior_memory: float = 0.998
-    floor: float = 0.03  # share of the vote below which a drafter stops drafting for a request
+    floor: float = 0.03  # share of the vote below which a drafter stops drafting for a request beside others
+    useless: float = 0.2  # tokens that it has right on average, below which it then stops drafting alone too
     first_probe: int = 8  # rounds it then sits out before it is probed
     last_probe: int = 64
     probe_depth: int = 2  # tokens of a probe
@@ -40,15 +44,18 @@ class HedgeRules:
             raise ConfigError(
                 "hedge: use 1 <= first_probe <= last_probe, probe_depth from 1 and floor below 0.5", "vote_options"
             )
+        if self.useless < 0:
+            raise ConfigError(f"hedge: useless = {self.useless} is refused; use 0 or more", "vote_options")
         if self.branches not in (1, 2):
             raise ConfigError(f"hedge: branches = {self.branches} is refused; use 1 or 2", "vote_options")
 
 
 @dataclass
 class _Standing:
-    """One drafter on one request: its log-weight, and since when it sits out."""
+    """One drafter on one request: its log-weight, what it has right, and since when it sits out."""
 
     score: float = 0.0
+    right: float = 1.0  # running mean of the tokens that its drafts have right, with an optimistic start
     idle: int = 0
     interval: int = 0  # rounds between probes; 0: it drafts
 
@@ -64,7 +71,8 @@ class HedgeVote:
 
     def reach(self, sequence_id: int, name: str, earlier: bool) -> int:
         standing = self._request(sequence_id)[name]
-        if self.shares(sequence_id)[name] >= self._rules.floor:
+        alone = not earlier and standing.right >= self._rules.useless
+        if alone or self.shares(sequence_id)[name] >= self._rules.floor:
             standing.idle = standing.interval = 0
             return ANY_DEPTH
         standing.interval = standing.interval or self._rules.first_probe
@@ -90,6 +98,9 @@ class HedgeVote:
         self._shares.clear()
         for trial in trials:
             awake = {name: trial.agreed[name] for name, draft in trial.proposals.items() if draft.tokens}
+            for name, right in awake.items():
+                standing = self._request(trial.sequence_id)[name]
+                standing.right += _NEW * (right - standing.right)
             if len(awake) > 1:
                 self._learn(trial.sequence_id, awake)
 

@@ -48,10 +48,14 @@ class TeacherAttention:
             and name.split(".", 2)[2].removesuffix(".bias") in ("attn_norm", "q", "k", "q_norm", "k_norm")
         }
 
-    def weights(self, layer: int, states: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-        """Attention weights [B, heads, C, C] of one layer over its inputs [B, C, hidden]; mask bool [B, 1, C, C]."""
+    def weights(self, layer: int, states: Tensor, positions: Tensor, mask: Tensor, first: int = 0) -> Tensor:
+        """Attention weights [B, heads, C - first, C] of one layer's rows from `first` on over its inputs [B, C, hidden].
+
+        mask: bool [B, 1, C - first, C].
+        """
         x = norm(self.spec, self._weights, f"layers.{layer}.attn_norm", states)
-        q, k = (self._heads(layer, name, x, positions) for name in "qk")
+        q = self._heads(layer, "q", x[:, first:], positions[:, first:])
+        k = self._heads(layer, "k", x, positions)
         k = k.repeat_interleave(self.spec.num_heads // self.spec.num_kv_heads, dim=1)
         scores = q @ k.transpose(2, 3) / self.spec.head_dim**0.5
         return torch.softmax(scores.masked_fill(~mask, -torch.inf), dim=-1)
@@ -67,16 +71,16 @@ class TeacherAttention:
         states = torch.cat([prompt.states, answer.states], dim=2)
         positions = torch.cat([prompt.positions, answer.positions], dim=1)
         real = torch.cat([prompt.real, answer.real], dim=1)
+        first = prompt.real.shape[1] + 1  # rows before are not trained
         columns = torch.arange(real.shape[1], device=real.device)
-        mask = real[:, None, None, :] & (columns[None, :] <= columns[:, None])
-        mask = mask | torch.eye(len(columns), dtype=torch.bool, device=real.device)
+        rows = columns[first:, None]
+        mask = (real[:, None, None, :] & (columns <= rows)) | (columns == rows)
         found = None
         for i, layer in self.layers.items():
-            chosen = self._top(self.weights(layer, states[i] * scale.rms[i], positions, mask)) & mask
+            chosen = self._top(self.weights(layer, states[i] * scale.rms[i], positions, mask, first)) & mask
             found = chosen if found is None else found | chosen
         assert found is not None, "a tap below the last layer has a layer behind it"
-        start = prompt.real.shape[1]
-        slots = F.pad(found[:, :, start + 1 :, 1:], (0, 1, 0, 1))
+        slots = F.pad(found[..., 1:], (0, 1, 0, 1))
         told = F.pad(answer.real[:, 1:], (0, 1))
         return slots & told[:, None, :, None]
 

@@ -75,13 +75,19 @@ class ContextConfig:
     def __post_init__(self) -> None:
         _at_least(self, 1, ("budget", "kv_memory", "full_every", "keep_prompts"))
         _at_least(self, 0, ("sinks", "window", "group", "sticky", "first_full", "slow_layers", "prefetch"))
+        if not 0 <= self.min_captured <= 1:
+            raise ConfigError(
+                f"min_captured = {self.min_captured} is refused; it is a share, from 0 to 1", "min_captured"
+            )
+        if self.kv_path is not None and (not self.kv_path.strip() or "\0" in self.kv_path):
+            raise ConfigError(f"kv_path = {self.kv_path!r} is refused; name a folder, or leave it out", "kv_path")
 
 
 def _at_least(config: Any, least: int, names: Sequence[str]) -> None:
     """Refuse fields that are set and too small."""
     for name in names:
         value = getattr(config, name)
-        if value is not None and value < least:
+        if value is not None and not value >= least:  # not a number is refused, too
             raise ConfigError(f"{name} = {value} is refused; use {least} or more", name)
 
 

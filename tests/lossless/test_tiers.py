@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +270,25 @@ def test_layers_go_down_when_they_must_and_come_back(folder, resident, tmp_path,
         assert answers(llm) == expected
 
 
+def test_the_last_layer_that_comes_back_leaves_no_staging(folder, resident, tmp_path) -> None:
+    """Layers come back while requests run that need nearly all the room: what was staged goes first."""
+    limit = need(folder, 400)
+    context = {**mode("full"), "kv_path": str(tmp_path), "kv_memory": limit}
+    with start(folder, context, max_num_batched_tokens=16, max_model_len=200) as llm:
+        place, seen = llm.core.place, []
+        step = llm.core.engine.step
+
+        def watched() -> Any:
+            deltas = step()
+            seen.append((place.slow_layers, place.used()))
+            return deltas
+
+        llm.core.engine.step = watched  # type: ignore[method-assign]
+        assert answers(llm) == answers(llm) == resident(mode("full"))
+        assert any(before > after == 0 for (before, _), (after, _) in pairwise(seen))
+        assert max(used for _, used in seen) <= limit
+
+
 def test_nothing_moves_while_everything_fits(folder, resident, tmp_path) -> None:
     context = {**SPARSE, "kv_path": str(tmp_path), "kv_memory": 1 << 28}
     with start(folder, context) as llm:
@@ -319,6 +339,16 @@ def test_what_can_never_fit_is_refused(folder, tmp_path) -> None:
         ({**SPARSE, "kv_path": "here", "slow_kv_dtype": "bfloat16", "kv": "int8"}, "cannot be kept as bfloat16"),
         ({**SPARSE, "kv_path": "here", "backend": "reference"}, "reference decoder"),
         ({**SPARSE, "keep_prompts": 10}, "keep_prompts needs kv_path"),
+        ({**SPARSE, "slow_layers": 2}, "slow_layers needs kv_path"),
+        ({**SPARSE, "slow_kv_dtype": "int8"}, "slow_kv_dtype needs kv_path"),
+        ({**SPARSE, "prefetch": 0}, "prefetch needs kv_path"),
+        ({**SPARSE, "elastic": False}, "elastic needs kv_path"),
+        ({**SPARSE, "kv_path": ""}, "name a folder"),
+        ({**SPARSE, "kv_path": "a\0b"}, "name a folder"),
+        ({**SPARSE, "kv_path": "here", "slow_layers": 5}, "use 0 to 4"),
+        ({**SPARSE, "min_captured": 1.1}, "from 0 to 1"),
+        ({**SPARSE, "min_captured": float("nan")}, "from 0 to 1"),
+        ({**SPARSE, "sticky": float("nan")}, "use 0 or more"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(folder, tmp_path, context, words) -> None:
@@ -365,6 +395,35 @@ def test_the_way_of_reading_can_be_changed_while_idle(folder, resident, tmp_path
         assert tiers(llm).slow_layers == 0
         with pytest.raises(ConfigError, match="make a new LLM"):
             llm.set_context_config({**SPARSE, "kv_path": str(tmp_path / "elsewhere")})
+
+
+def test_a_refused_way_of_reading_leaves_the_old_one(folder, resident, tmp_path) -> None:
+    """What a start would refuse, and what only a start can give."""
+    refused = {
+        "use 0 to 4": {"slow_layers": 99},
+        "cannot hold the buffers of one request": {"kv_memory": 1},
+        "this machine has": {"kv_memory": 10**18},
+        "kv_path cannot be changed": {"kv_path": "/proc/nowhere"},
+        "slow_kv_dtype cannot be changed": {"slow_kv_dtype": "int8"},
+        "keep_prompts cannot be changed": {"keep_prompts": 5},
+    }
+    with start(folder, slow(tmp_path, SPARSE)) as llm:
+        rules = llm.core.place.rules
+        for words, change in refused.items():
+            with pytest.raises((CapacityError, ConfigError), match=words):
+                llm.set_context_config({**SPARSE, **change})
+            assert llm.core.place.rules == rules
+        assert answers(llm) == resident(SPARSE)
+        assert tiers(llm).slow_layers == 3
+
+
+def test_buffers_are_no_longer_than_a_context(folder, resident, tmp_path) -> None:
+    """A budget beyond every context takes no memory that nobody can use."""
+    with start(folder, slow(tmp_path, {**SPARSE, "budget": 10**12})) as llm:
+        assert llm.core.place.shape.capacity == 512 + 4
+        assert answers(llm) == resident(mode("full"))
+        assert answers(llm) == resident(mode("full"))
+        assert tiers(llm).loaded_bytes > 0, "a hit reads what the cold run wrote"
 
 
 # --- faults ----------------------------------------------------------------------------------------------------------

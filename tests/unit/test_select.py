@@ -291,6 +291,7 @@ def test_the_oracle_captures_most_and_everything_captures_all():
 def test_groups_and_taps():
     assert group_layers(5, 0).tolist() == [0] * 5
     assert group_layers(5, 2).tolist() == [0, 0, 1, 1, 2]
+    assert group_layers(5, 10**30).tolist() == [0] * 5
     assert spread_taps(group_layers(30, 6), 2)[0] == (1, 4, 7, 10, 13, 16, 19, 22, 25, 28)
     assert spread_taps(group_layers(5, 2), 2)[0] == (0, 1, 2, 3, 4)
     with pytest.raises(ConfigError, match="group"):

@@ -19,6 +19,7 @@ from outrider.api.resolve import (
     Resolved,
     check_context,
     check_context_budget,
+    check_kv_memory,
     resolve,
     resolve_speculation,
     selector_bytes,
@@ -37,10 +38,12 @@ from outrider.memory.place.build import (
     check_tiers,
     describe_limits,
     footprint_of,
+    longest_in,
     make_place,
     rules_of,
     shape_of,
 )
+from outrider.memory.planner import Footprint
 from outrider.memory.reading import FullAttention, SparseAttention, make_head, make_reading
 from outrider.memory.trails import find_trails
 from outrider.models.build import build_decoder
@@ -166,9 +169,13 @@ class Core:
         context = replace(context, kv_path=context.kv_path or old.kv_path)
         if context.slow_kv_dtype == "auto":
             context = replace(context, slow_kv_dtype=old.slow_kv_dtype)
-        if (context.kv_path, context.slow_kv_dtype) != (old.kv_path, old.slow_kv_dtype):
-            raise ConfigError("kv_path and slow_kv_dtype cannot be changed; make a new LLM", "kv_path")
+        context = replace(context, keep_prompts=context.keep_prompts or old.keep_prompts)
+        for name in ("kv_path", "slow_kv_dtype", "keep_prompts"):
+            if getattr(context, name) != getattr(old, name):
+                raise ConfigError(f"{name} cannot be changed; make a new LLM", name)
         check_tiers(context, self.spec, self.config.page_size)
+        check_kv_memory(context.kv_memory, self.decoder)
+        longest_in(self._footprint(context), context)
         if isinstance(self.place, Placement):
             self.place.rules = rules_of(context)
             self.place.arrange(self._shape(context, reading))
@@ -181,10 +188,14 @@ class Core:
 
     def memory_line(self) -> str:
         """Where KV will be, as planned, in words."""
-        context, spec, size = self.resolved.context, self.spec, self.config.page_size
+        context = self.resolved.context
+        return describe_limits(self._footprint(context), context, self.config.max_num_seqs)
+
+    def _footprint(self, context: ContextConfig) -> Footprint:
+        """What KV takes, in the way that a configuration places it."""
+        spec, size = self.spec, self.config.page_size
         selector = selector_bytes(context, spec, size) // size
-        model = footprint_of(context, self.config, spec.num_layers, self.decoder.kv_bytes_per_token(), selector)
-        return describe_limits(model, context, self.config.max_num_seqs)
+        return footprint_of(context, self.config, spec.num_layers, self.decoder.kv_bytes_per_token(), selector)
 
     def _prompts(self, dtype: str) -> NoPrompts:
         """Prompts that stay on disk, where that is asked for."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +24,13 @@ from outrider.types import Int32
 #: A limit that nothing reaches.
 UNLIMITED = 1 << 60
 STAGING_LAYERS = 2
+#: Options that mean nothing without a slow tier, and the values that ask for nothing.
+WITHOUT_TIER: Mapping[str, tuple[Any, ...]] = {
+    "slow_layers": (None, 0),
+    "slow_kv_dtype": ("auto",),
+    "prefetch": (None,),
+    "elastic": (True,),
+}
 
 
 def check_tiers(context: ContextConfig, spec: DecoderSpec, page_size: int) -> None:
@@ -37,7 +46,12 @@ def check_tiers(context: ContextConfig, spec: DecoderSpec, page_size: int) -> No
             "keep_prompts",
         )
     if context.kv_path is None:
+        for name, idle in WITHOUT_TIER.items():
+            if getattr(context, name) not in idle:
+                raise ConfigError(f"context_config: {name} needs kv_path, the folder of the slow tier", name)
         return
+    if (context.slow_layers or 0) > spec.num_layers:
+        raise ConfigError(f"slow_layers = {context.slow_layers} is refused; use 0 to {spec.num_layers}", "slow_layers")
     if spec.sliding_window is not None:
         raise ConfigError(
             "context_config: kv_path is refused for models with a sliding window, whose layers need little KV anyway; "
@@ -119,9 +133,10 @@ def shape_of(
 ) -> Shape:
     """What the buffers are made for. engine.max_model_len is resolved; selector: bytes per token."""
     assert engine.max_model_len is not None, "max_model_len is resolved before memory is made"
+    longest = (-(-engine.max_model_len // engine.page_size) + 1) * engine.page_size
     return Shape(
         groups=groups_of(reading, layers),
-        capacity=buffer_capacity(context, engine.page_size),
+        capacity=min(buffer_capacity(context, engine.page_size), longest),
         sequences=engine.max_num_seqs,
         rows=engine.max_num_batched_tokens,
         longest=engine.max_model_len,

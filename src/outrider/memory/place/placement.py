@@ -156,6 +156,8 @@ class Placement(SingleTier):
             self._lower(pool, holders())
         while self._slow > wanted:
             self._lift(pool, holders())
+        if not self._slow:
+            self._staging.shrink(0)
         touched = int(self._touched.sum()) * self.model.page_size  # cached pages live in what is left over
         self._plan = plan(self.model, self.rules.limit, loads, self._slow, tokens=touched)
 

@@ -69,7 +69,7 @@ def group_layers(layers: int, size: int) -> Int32:
     """Group [L] of each layer, `size` consecutive layers to a group; size 0 means one group, as published."""
     if size < 0:
         raise ConfigError(f"layers per group = {size} is refused; use 0 (all layers share) or more", "group")
-    return np.zeros(layers, np.int32) if size == 0 else np.arange(layers, dtype=np.int32) // size
+    return np.arange(layers, dtype=np.int32) // (min(size, layers) or layers)
 
 
 def spread_taps(groups: Int32, per_group: int) -> tuple[tuple[int, ...], Int32]:

@@ -5,6 +5,7 @@ Try it: OUTRIDER_DATA=folder python scripts/hash_evaluation.py
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 from pathlib import Path
@@ -30,6 +31,9 @@ def texts() -> list[str]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    if "OUTRIDER_DATA" not in os.environ:
+        raise SystemExit("OUTRIDER_DATA is not set; name the folder that holds the evaluation prompts")
     lines = hashes_of(texts())
     TARGET.write_text("\n".join(lines) + "\n", encoding="ascii")
     print(f"{len(lines)} hashes in {TARGET.name}")

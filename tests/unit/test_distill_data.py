@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -132,3 +134,15 @@ def test_invented_texts_are_sorted_and_sifted() -> None:
     assert not usable("Hi")
     assert not usable("again and " * 20)
     assert not usable("broken \ufffd text here")
+
+
+def test_the_script_that_hashes_explains_itself_and_asks_for_its_data() -> None:
+    script = Path(__file__).parents[2] / "scripts" / "hash_evaluation.py"
+    environment = {name: value for name, value in os.environ.items() if name != "OUTRIDER_DATA"}
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(script), *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+
+    assert run("--help").returncode == 0
+    assert run().stderr == "OUTRIDER_DATA is not set; name the folder that holds the evaluation prompts\n"

@@ -228,6 +228,8 @@ def test_wrong_options_are_refused(tmp_path):
         HeadOptions(path="x", width=9)
     with pytest.raises(ConfigError, match="min_confidence"):
         HeadOptions(path="x", min_confidence=1.0)
+    with pytest.raises(ConfigError, match="threads = 0"):
+        HeadOptions(path="x", threads=0)
     with pytest.raises(ModelError, match=r"config\.json"):
         head_taps(str(tmp_path), TARGET)
     with pytest.raises(ConfigError, match="needs the target"):

@@ -215,7 +215,9 @@ def test_a_long_run_of_one_token_stays_linear():
     assert (time.perf_counter() - start) / 20000 < 200e-6
 
 
-@pytest.mark.parametrize("options", [{"min_match": 0}, {"reach": 0}, {"sequence_tokens": 1}, {"shared_tokens": -1}])
+@pytest.mark.parametrize(
+    "options", [{"min_match": 0}, {"reach": 0}, {"reach": float("nan")}, {"sequence_tokens": 1}, {"shared_tokens": -1}]
+)
 def test_wrong_options_are_refused(options):
     with pytest.raises(ConfigError, match="suffix"):
         SuffixOptions(**options)

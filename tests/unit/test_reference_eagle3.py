@@ -216,6 +216,9 @@ def test_the_other_layout_gives_the_same_head(tmp_path):
         ({"num_hidden_layers": 2}, "2 layers"),
         ({"architectures": ["MedusaModel"]}, "MedusaModel.*not an EAGLE-3 head"),
         ({"fc_norm": True}, "fc_norm"),
+        ({"eagle_config": {eagle3_files.TAPS: "x"}}, "= 'x' is refused; expected a list of whole numbers"),
+        ({eagle3_files.TAPS: [1, 2.5, 3]}, "expected a list of whole numbers"),
+        ({eagle3_files.TAPS: 7}, "= 7 is refused; expected a list of whole numbers"),
     ],
 )
 def test_heads_of_another_target_or_kind_are_refused(changes, message):
@@ -242,6 +245,9 @@ def test_files_that_do_not_fit_are_refused(change, message):
 
 def test_unreadable_folders_are_refused(tmp_path):
     with pytest.raises(ModelError, match=r"holds no config.json"):
+        eagle3_files.load_head(tmp_path, TARGET)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ModelError, match=r"holds no JSON object"):
         eagle3_files.load_head(tmp_path, TARGET)
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     (tmp_path / "pytorch_model.bin").write_bytes(b"never read")

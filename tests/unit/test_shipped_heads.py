@@ -113,6 +113,20 @@ def test_names_of_heads_become_folders(root):
     assert with_heads(None, heads) is None
     with pytest.raises(ModelError, match=r"no head 'coed'.*generalist, code"):
         with_heads(SpeculativeConfig(drafters=({"name": "head", "path": "coed"},)), heads)
+    for wrong, message in (({"required": "no"}, "required = 'no'.*expected bool"), ({"path": "x"}, "option 'path'")):
+        with pytest.raises(ConfigError, match=message):
+            with_heads(SpeculativeConfig(drafters=({"name": "heads", **wrong},)), heads)
+
+
+def test_a_device_that_does_not_exist_is_refused(root):
+    def generate(device):
+        config = {"drafters": [{"name": "heads", "device": device}]}
+        with LLM(tiny_target(), speculative_config=config, max_model_len=128) as llm:
+            return llm.generate([[70, 71, 72]], GREEDY)
+
+    assert generate("auto")
+    with pytest.raises(ConfigError, match="device = 'tpu' is refused; use auto, cpu, cuda"):
+        generate("tpu")
 
 
 def test_auto_takes_the_heads_that_are_there():

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from outrider.errors import ConfigError
 from outrider.speculation.hedge import HedgeRules, HedgeVote
 from outrider.speculation.prefix_tree import PrefixTree
 from outrider.speculation.trial import Trial, agreement, depth, head, subset
@@ -253,3 +254,9 @@ def test_wrong_hedge_rules_are_refused(options):
 
     with pytest.raises(ConfigError):
         HedgeRules(**options)
+
+
+@pytest.mark.parametrize("name", ["useless", "rate", "prior_rate"])
+def test_a_setting_that_is_no_number_is_refused(name):
+    with pytest.raises(ConfigError, match=name):
+        HedgeRules(**{name: float("nan")})

@@ -21,6 +21,7 @@ from outrider.drafters.base import Context, Need, Observation
 from outrider.drafters.head_state import Archive, HeadState
 from outrider.drafters.host import Host
 from outrider.errors import ConfigError, ModelError
+from outrider.models.build import known_device
 from outrider.models.eagle3_store import StoredHead, head_taps, read_head
 from outrider.models.head import Guess, HeadBackend, Job
 from outrider.types import NO_DRAFT, Draft, Float32
@@ -49,6 +50,8 @@ class HeadOptions:
             raise ConfigError(
                 "head: use width 1 to 8, archive_tokens from 0 and min_confidence from 0 to below 1", "drafters"
             )
+        if self.threads is not None and self.threads < 1:
+            raise ConfigError(f"head: threads = {self.threads} is refused; use 1 or more, or leave it out", "drafters")
 
 
 @dataclass
@@ -94,9 +97,10 @@ class HeadDrafter:
         """Load the head; ConfigError or ModelError where it is not one of this target."""
         if host.target is None or host.weights is None:
             raise ConfigError("a head drafter needs the target, which the engine was started without", "drafters")
+        device = known_device(options.device)
         stored = read_head(options.path, host.target.spec)
         return cls(
-            _compiled(stored, options, host) if options.device == "cpu" else _torch(stored, options, host),
+            _compiled(stored, options, host) if device == "cpu" else _torch(stored, device, host),
             host.target.taps,
             host.vocab_size,
             width=options.width,
@@ -201,7 +205,7 @@ def _compiled(stored: StoredHead, options: HeadOptions, host: Host) -> HeadBacke
     return CompiledHead(stored, embedding, dtype=options.dtype, threads=threads)
 
 
-def _torch(stored: StoredHead, options: HeadOptions, host: Host) -> HeadBackend:
+def _torch(stored: StoredHead, device: str, host: Host) -> HeadBackend:
     # Imported here because PyTorch takes seconds to import, which the compiled head should not wait for.
     import torch
 
@@ -209,10 +213,10 @@ def _torch(stored: StoredHead, options: HeadOptions, host: Host) -> HeadBackend:
     from outrider.models.torch_head import TorchHead
 
     assert host.weights is not None
-    head = head_from_stored(stored).to(options.device)
+    head = head_from_stored(stored).to(device)
     own = head.embed_tokens
     dense = own.weight.detach() if own is not None else torch.from_numpy(host.weights["embed"].dense())
-    return TorchHead(head, dense.to(options.device, torch.float16))
+    return TorchHead(head, dense.to(device, torch.float16))
 
 
 def _softmax(logits: Float32) -> Float32:

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from outrider.config import SpeculativeConfig
+from outrider.config import SpeculativeConfig, from_mapping
 from outrider.errors import ConfigError, ModelError
 from outrider.models.eagle3_store import install_compact
 from outrider.models.identity import Model, identity
@@ -28,6 +28,13 @@ HEADS = "heads"
 
 #: In "auto": whatever heads there are.
 ANY_HEADS: Mapping[str, Any] = {"name": HEADS, "required": False}
+
+
+@dataclass(frozen=True)
+class _Heads:
+    """What "heads" takes itself; everything else is for each head."""
+
+    required: bool = True  # refuse a model that no heads come with
 
 
 def shipped_heads(target: Model, root: Path | None = None) -> dict[str, Path]:
@@ -63,6 +70,7 @@ def _spell(entry: Any, heads: Mapping[str, Path]) -> Sequence[Any]:
     options = dict(entry)
     name = options.pop("name", None)
     if name == HEADS:
+        from_mapping(_Heads, {key: options[key] for key in ("path", "required") if key in options}, "drafter 'heads'")
         return _all(heads, options, options.pop("required", True))
     path = options.get("path")
     if name == "head" and isinstance(path, str) and not Path(path).exists():

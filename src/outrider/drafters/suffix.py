@@ -35,7 +35,7 @@ class SuffixOptions:
     shared_tokens: int = 65536  # tokens of past outputs that are remembered; 0: none
 
     def __post_init__(self) -> None:
-        if self.min_match < 1 or self.reach <= 0 or self.sequence_tokens < 2 or self.shared_tokens < 0:
+        if self.min_match < 1 or not self.reach > 0 or self.sequence_tokens < 2 or self.shared_tokens < 0:
             raise ConfigError(
                 "suffix: use min_match from 1, reach above 0, sequence_tokens from 2 and shared_tokens from 0",
                 "drafters",

@@ -37,7 +37,7 @@ def build_decoder(
     """
     if backend not in get_args(Backend):
         raise ConfigError(f"backend = {backend!r} is refused; use one of {', '.join(get_args(Backend))}", "backend")
-    place = _device(device)
+    place = known_device(device)
     if backend == "reference" or place != "cpu":
         return _reference(spec, weights, dtype, place, kv_dtype, taps)
     try:
@@ -70,8 +70,8 @@ def _reference(
     return ReferenceDecoder.build(spec, weights, dtype=dtype, device=device, kv_dtype=kv_dtype, taps=taps)
 
 
-def _device(name: str) -> str:
-    """The torch device that a name stands for: auto is CUDA where there is one."""
+def known_device(name: str) -> str:
+    """The torch device that a name stands for: auto is CUDA where there is one. ConfigError where there is none."""
     if name == "cpu" or (name == "auto" and not _may_have_cuda()):
         return "cpu"
     import torch

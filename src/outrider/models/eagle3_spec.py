@@ -106,9 +106,16 @@ def _taps(config: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
     """The tapped layers. In `eagle_config` (SGLang) ids count layers; beside it (vLLM) states, the embedding first."""
     inner = config.get("eagle_config")
     ids = inner.get(TAPS) if isinstance(inner, Mapping) else None
-    taps = tuple(int(i) for i in ids or ()) or tuple(int(i) - 1 for i in config.get(TAPS) or ())
+    taps = _layers(ids) or tuple(i - 1 for i in _layers(config.get(TAPS)))
     if not taps:
         return default_taps(num_layers)
     if len(taps) != 3 or min(taps) < 0 or max(taps) >= num_layers:
         raise ModelError(f"the head asks for layers {list(taps)}; supported: three layers of the target's {num_layers}")
     return taps
+
+
+def _layers(ids: Any) -> tuple[int, ...]:
+    """The numbers of a list of layers, none where there is no list."""
+    if ids is not None and not (isinstance(ids, (list, tuple)) and all(type(i) is int for i in ids)):
+        raise ModelError(f"the head's config.json: {TAPS} = {ids!r} is refused; expected a list of whole numbers")
+    return tuple(ids or ())

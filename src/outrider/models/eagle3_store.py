@@ -105,11 +105,14 @@ def stored_head(spec: Eagle3Spec, tensors: Mapping[str, NDArray]) -> StoredHead:
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json of a head's folder."""
     try:
-        return json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelError(f"{folder} holds no {CONFIG}; give the folder of an EAGLE-3 head") from None
     except (OSError, ValueError) as error:
         raise ModelError(f"{folder / CONFIG} is not readable JSON ({error}); fetch the head again") from None
+    if not isinstance(config, dict):
+        raise ModelError(f"{folder / CONFIG} holds no JSON object; fetch the head again")
+    return config
 
 
 def head_taps(folder: str | Path, target: DecoderSpec) -> tuple[int, ...]:

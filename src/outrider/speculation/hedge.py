@@ -38,13 +38,13 @@ class HedgeRules:
     branches: int = 1  # 2: the runner-up is verified too, as a tree
 
     def __post_init__(self) -> None:
-        if self.rate <= 0 or self.prior_rate < 0 or not 0 < self.memory <= 1 or not 0 < self.prior_memory <= 1:
+        if not self.rate > 0 or not self.prior_rate >= 0 or not 0 < self.memory <= 1 or not 0 < self.prior_memory <= 1:
             raise ConfigError("hedge: use rate above 0, prior_rate from 0 and memories in (0, 1]", "vote_options")
         if not 1 <= self.first_probe <= self.last_probe or self.probe_depth < 1 or not 0 <= self.floor < 0.5:
             raise ConfigError(
                 "hedge: use 1 <= first_probe <= last_probe, probe_depth from 1 and floor below 0.5", "vote_options"
             )
-        if self.useless < 0:
+        if not self.useless >= 0:  # not a number is refused, too
             raise ConfigError(f"hedge: useless = {self.useless} is refused; use 0 or more", "vote_options")
         if self.branches not in (1, 2):
             raise ConfigError(f"hedge: branches = {self.branches} is refused; use 1 or 2", "vote_options")

@@ -34,7 +34,12 @@ MATHS_QUESTIONS = 2600
 INVENTED = 600
 PASSAGES = 1600
 SETTINGS: dict[str, Any] = {"max_tokens": 200, "max_prompt": 512, "batch": 32}
-SPECIALIST_LR = 1e-3
+TRAINING: dict[str, Any] = {"intermediate_size": 1024, "tokens_per_update": 600, "epochs": 4.0}
+SPECIALIST: dict[str, Any] = {
+    "lr": 1e-3,
+    "unroll_from": 0.0,
+    "intermediate_size": None,
+}  # shaped as the generalist
 
 
 def data_file(name: str) -> str:
@@ -101,11 +106,13 @@ def main() -> None:
     """The generalist, then the specialists that go on from it."""
     given = parse()
     make_prompts(given.model, given.out / "prompts.jsonl", given.seed)
-    options = DistillOptions(seed=given.seed, minutes=given.minutes, data_minutes=given.data_minutes, **SETTINGS)
+    length: dict[str, Any] = {"minutes": given.minutes, "data_minutes": given.data_minutes}
+    options = DistillOptions(seed=given.seed, **length, **SETTINGS, **TRAINING)
     results = {"generalist": distil(given.model, given.out, options, given.threads, not given.no_answers)}
     for domain in DOMAINS if given.specialist_minutes else ():
         start = str(results["generalist"].folder)
-        special = replace(options, domain=domain, init=start, minutes=given.specialist_minutes, lr=SPECIALIST_LR)
+        own: dict[str, Any] = {"domain": domain, "minutes": given.specialist_minutes, **SPECIALIST}
+        special = replace(options, init=start, **own)
         results[domain] = distil(given.model, given.out, special, given.threads, answer=False)
     for name, result in results.items() if given.install else ():
         install(result, given.model, name)

@@ -206,6 +206,19 @@ def test_settings_that_cannot_work_are_refused(tmp_path: Path, changes: dict, me
         tiny_run(tmp_path, **changes)
 
 
+@pytest.mark.parametrize(
+    ("count", "changes", "message"),
+    [(1, {"holdout": 1000}, "kept for evaluation"), (18, {"kind": "model", "layers": (0, 99)}, "layers")],
+)
+def test_what_could_not_end_well_is_refused_before_answering(
+    tmp_path: Path, count: int, changes: dict, message: str
+) -> None:
+    run = tiny_run(tmp_path, count=count, **changes)
+    with pytest.raises(ConfigError, match=message):
+        run.all()
+    assert not (tmp_path / "answers").exists()
+
+
 def test_targets_without_three_layers_are_refused(tmp_path: Path) -> None:
     run = tiny_run(tmp_path, loaded=tiny_target(spec=replace(SPEC, num_layers=2)))
     with pytest.raises(ConfigError, match="has 2 layers"):

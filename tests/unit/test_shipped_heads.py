@@ -96,6 +96,12 @@ def test_heads_are_found_for_the_model_they_were_trained_for_alone(root):
     assert identity(other) == identity(target) or shipped_heads(other) == {}
 
 
+def test_a_damaged_card_costs_its_own_head_alone(root, caplog):
+    (root / "tiny" / "code" / "card.json").write_text("{")
+    assert list(shipped_heads(tiny_target())) == ["generalist"]
+    assert "code is left out" in caplog.text
+
+
 def test_norms_are_compared_as_bfloat16():
     exact, half = changed(), changed(final_norm=Stored(np.full(32, 1.001, np.float32)))
     assert identity(exact) == identity(half)

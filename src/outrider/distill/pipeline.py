@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from outrider.distill import acceptance
-from outrider.distill.data import Prompt, read_prompts
+from outrider.distill.data import Prompt, is_held_out, read_prompts
 from outrider.distill.export import write_card
 from outrider.distill.files import read_json, write_json
 from outrider.distill.generate import Report, generate
@@ -27,7 +27,8 @@ from outrider.distill.options import DistillOptions
 from outrider.distill.report import write_report
 from outrider.distill.shape import head_taps
 from outrider.distill.shards import Answers
-from outrider.distill.student_task import StudentTask
+from outrider.distill.student import check_layers
+from outrider.distill.student_task import StudentTask, chosen_layers
 from outrider.distill.target import Target, check_supported
 from outrider.distill.task import Task
 from outrider.distill.train import Trainer
@@ -69,6 +70,7 @@ class Run:
         """The target answers the prompts; a folder whose answers were captured before needs no target."""
         check_supported(self.loaded)
         prompts = read_prompts(self.data)
+        self._check(prompts)
         target = Target(
             self.loaded,
             (*head_taps(self.loaded.spec, self.options), self.loaded.spec.num_layers - 1),
@@ -79,6 +81,18 @@ class Run:
             threads=self.threads,
         )
         generate(target, prompts, self.options, self.out / "answers", self.report)
+
+    def _check(self, prompts: Sequence[Prompt]) -> None:
+        """Refuse before hours of answering what would only be noticed behind them."""
+        kept = sum(is_held_out(prompt, self.options.holdout) for prompt in prompts)
+        if kept in (0, len(prompts)):
+            raise ConfigError(
+                f"{kept} of {len(prompts)} prompts are kept for evaluation (one in {self.options.holdout}, by the hash of "
+                "its text), so nothing could be trained or nothing evaluated; give more prompts or another holdout",
+                "holdout",
+            )
+        if self.options.kind != "head":
+            check_layers(self.loaded, chosen_layers(self.loaded.spec.num_layers, self.options))
 
     def train(self) -> Result:
         """Train on the captured answers, evaluate, export."""

@@ -11,6 +11,7 @@ In a configuration, "heads" stands for all heads of the target, and the name of 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from outrider.models.eagle3_store import install_compact
 from outrider.models.identity import Model, identity
 from outrider.models.load.json_file import read_json
 
+log = logging.getLogger(__name__)
 ROOT = Path(__file__).parents[1] / "heads"
 CARD = "card.json"
 HEADS = "heads"
@@ -38,10 +40,13 @@ class _Heads:
 
 
 def shipped_heads(target: Model, root: Path | None = None) -> dict[str, Path]:
-    """Folders of the heads that were trained for this very model, by name; the generalist first."""
+    """Folders of the heads that were trained for this very model, by name; the generalist first.
+
+    A damaged card costs its own head and a line in the log, never the start of a model.
+    """
     folders = sorted((card.parent for card in (root or ROOT).glob(f"*/*/{CARD}")), key=_order)
     own = identity(target) if folders else ""
-    return {folder.name: folder for folder in folders if read_json(folder / CARD).get("target_identity") == own}
+    return {folder.name: folder for folder in folders if _target_of(folder) == own}
 
 
 def install_head(source: Path, target: Model, folder: Path) -> None:
@@ -55,6 +60,15 @@ def with_heads(config: SpeculativeConfig | None, heads: Mapping[str, Path]) -> S
     if config is None:
         return None
     return replace(config, drafters=tuple(one for entry in config.drafters for one in _spell(entry, heads)))
+
+
+def _target_of(folder: Path) -> str | None:
+    """The identity of the model that a head was trained for; None where its card cannot be read."""
+    try:
+        return str(read_json(folder / CARD).get("target_identity"))
+    except ModelError as error:
+        log.warning("the head in %s is left out: %s", folder, error)
+        return None
 
 
 def _order(folder: Path) -> tuple[bool, str]:

@@ -87,8 +87,8 @@ class Run:
         kept = sum(is_held_out(prompt, self.options.holdout) for prompt in prompts)
         if kept in (0, len(prompts)):
             raise ConfigError(
-                f"{kept} of {len(prompts)} prompts are kept for evaluation (one in {self.options.holdout}, by the hash of "
-                "its text), so nothing could be trained or nothing evaluated; give more prompts or another holdout",
+                f"{kept} of {len(prompts)} prompts are kept for evaluation (one in {self.options.holdout}, by the hash "
+                "of its text), so nothing could be trained or nothing evaluated; give more prompts or another holdout",
                 "holdout",
             )
         if self.options.kind != "head":

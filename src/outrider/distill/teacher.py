@@ -49,7 +49,7 @@ class TeacherAttention:
         }
 
     def weights(self, layer: int, states: Tensor, positions: Tensor, mask: Tensor, first: int = 0) -> Tensor:
-        """Attention weights [B, heads, C - first, C] of one layer's rows from `first` on over its inputs [B, C, hidden].
+        """Attention weights [B, heads, C - first, C] of a layer's rows from `first` on over its inputs [B, C, hidden].
 
         mask: bool [B, 1, C - first, C].
         """

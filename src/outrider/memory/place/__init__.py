@@ -4,7 +4,8 @@ from outrider.memory.place.buffers import Rows
 from outrider.memory.place.elastic import Elastic
 from outrider.memory.place.offload import Offload
 from outrider.memory.place.pages import PageMover
-from outrider.memory.place.placement import Placement, Rules, Shape
+from outrider.memory.place.placement import Placement
+from outrider.memory.place.rules import Rules, Shape
 from outrider.memory.place.single import Pass, Run, SingleTier
 from outrider.memory.place.staging import Staging
 from outrider.memory.place.step import Layout, Need, Step

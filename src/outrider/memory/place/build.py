@@ -10,7 +10,8 @@ import numpy as np
 
 from outrider.config import ContextConfig, EngineConfig
 from outrider.errors import CapacityError, ConfigError
-from outrider.memory.place.placement import Placement, Rules, Shape
+from outrider.memory.place.placement import Placement
+from outrider.memory.place.rules import Rules, Shape
 from outrider.memory.place.single import SingleTier
 from outrider.memory.planner import Footprint, longest_context
 from outrider.memory.reading import FullAttention, LosslessAttention, SparseAttention

@@ -7,7 +7,6 @@ fitted with room to spare for a while. The numbers are those of planner.py, for 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -18,6 +17,7 @@ from outrider.memory.place.arena import Arena, discard, shapes_of
 from outrider.memory.place.buffers import Rows
 from outrider.memory.place.offload import Offload
 from outrider.memory.place.pages import PageMover
+from outrider.memory.place.rules import Rules, Shape
 from outrider.memory.place.single import Pass, Run, SingleTier
 from outrider.memory.place.staging import SLOTS, Staging
 from outrider.memory.place.step import Layout, Need, Step
@@ -34,28 +34,6 @@ from outrider.types import Float32, Int32, Traffic
 #: Steps for which a layer must have had room before it comes back: a burst of requests does not carry it to and fro.
 PATIENCE = 32
 MARGIN = 0.05  # of the limit that must be to spare then
-
-
-@dataclass(frozen=True)
-class Rules:
-    """How an engine wants its KV placed. limit: bytes of fast memory. The rest are ablations and forced settings."""
-
-    limit: int
-    elastic: bool = True  # load only what the step before did not have
-    ahead: int | None = None  # slow layers whose loads may run ahead; None: all
-    slow_layers: int | None = None  # None: as few as fit
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What the buffers are made for. groups [L] as in Selection; capacity: the largest budget; rows: of a pass."""
-
-    groups: Int32
-    capacity: int
-    sequences: int
-    rows: int
-    longest: int  # tokens of one sequence
-    selector_bytes: int = 0  # per token, resident
 
 
 class Placement(SingleTier):

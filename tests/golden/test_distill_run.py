@@ -92,7 +92,7 @@ def test_other_settings_do_not_continue_a_run(finished: tuple[Run, Result]) -> N
     with pytest.raises(ConfigError, match=r"checkpoints .* lr = 0.0025, now it is 0.1"):
         replace(run, options=replace(run.options, lr=0.1)).train()
     other = run.out / "other.jsonl"
-    other.write_text('{"prompt": "another"}\n')
+    other.write_text("".join(f'{{"prompt": "another {i}"}}\n' for i in range(18)))
     with pytest.raises(ConfigError, match=r"answers .* prompts = "):
         replace(run, data=other).answer()
 

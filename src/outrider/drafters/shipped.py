@@ -28,8 +28,9 @@ ROOT = Path(__file__).parents[1] / "heads"
 CARD = "card.json"
 HEADS = "heads"
 
-#: In "auto": whatever heads there are.
-ANY_HEADS: Mapping[str, Any] = {"name": HEADS, "required": False}
+#: In "auto": the generalist, where there is one. Every further head costs a pass over all that is committed, which
+#: specialists did not earn back (docs/measurements.md).
+ANY_HEADS: Mapping[str, Any] = {"name": HEADS, "first": 1, "required": False}
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,11 @@ class _Heads:
     """What "heads" takes itself; everything else is for each head."""
 
     required: bool = True  # refuse a model that no heads come with
+    first: int | None = None  # only so many of them; the generalist comes first
+
+    def __post_init__(self) -> None:
+        if self.first is not None and self.first < 1:
+            raise ConfigError(f"heads: first = {self.first} is refused; use 1 or more", "drafters")
 
 
 def shipped_heads(target: Model, root: Path | None = None) -> dict[str, Path]:
@@ -78,14 +84,14 @@ def _order(folder: Path) -> tuple[bool, str]:
 def _spell(entry: Any, heads: Mapping[str, Path]) -> Sequence[Any]:
     """One entry of `drafters` as those that it stands for."""
     if entry == HEADS:
-        return _all(heads, {}, True)
+        return _all(heads, {}, _Heads())
     if not isinstance(entry, Mapping):
         return [entry]
     options = dict(entry)
     name = options.pop("name", None)
     if name == HEADS:
-        from_mapping(_Heads, {key: options[key] for key in ("path", "required") if key in options}, "drafter 'heads'")
-        return _all(heads, options, options.pop("required", True))
+        own = {key: options.pop(key) for key in ("path", "required", "first") if key in options}
+        return _all(heads, options, from_mapping(_Heads, own, "drafter 'heads'"))
     path = options.get("path")
     if name == "head" and isinstance(path, str) and not Path(path).exists():
         if path in heads:
@@ -95,11 +101,11 @@ def _spell(entry: Any, heads: Mapping[str, Path]) -> Sequence[Any]:
     return [entry]
 
 
-def _all(heads: Mapping[str, Path], options: Mapping[str, Any], required: bool) -> list[dict[str, Any]]:
-    if required and not heads:
+def _all(heads: Mapping[str, Path], options: Mapping[str, Any], own: _Heads) -> list[dict[str, Any]]:
+    if own.required and not heads:
         raise ConfigError(
             'drafter "heads": no heads come with this model; distil one (docs/distillation.md) and give '
             '{"name": "head", "path": FOLDER}',
             "drafters",
         )
-    return [{"name": "head", "path": str(folder), **options} for folder in heads.values()]
+    return [{"name": "head", "path": str(folder), **options} for folder in list(heads.values())[: own.first]]

@@ -261,7 +261,8 @@ def test_the_choice_is_the_best_of_all_prefixes():
     rng = np.random.default_rng(0)
     for _ in range(50):
         slope = rng.uniform(0.05, 0.6)
-        policy = goodput(CostTable([1, 64], [1.0, 1.0 + 63 * slope]), margin_on=0.0, margin_off=0.0, **RICH)
+        costs = CostTable([1, 64], [1.0, 1.0 + 63 * slope])
+        policy = goodput(costs, margin_on=0.0, margin_off=0.0, margin_crowd=0.0, **RICH)
         drafts = [believed(*rng.uniform(0.1, 1.0, 4)) for _ in range(2)]
         paths = [np.concatenate(([0.0], np.cumsum(survival(draft)))) for draft in drafts]
         time = [1.0 + slope * (1 + m) for m in range(9)]
@@ -286,6 +287,14 @@ def test_hysteresis_needs_a_larger_gain_to_switch_on_than_to_stay_on():
     assert len(policy.trim([0], slight, [8])[0]) == 0
     assert len(policy.trim([0], [believed(0.9)], [8])[0]) == 1
     assert len(policy.trim([0], slight, [8])[0]) == 1
+
+
+@pytest.mark.parametrize(("margin", "drafted"), [(0.0, 12), (0.01, 0)])
+def test_a_crowd_must_gain_more(margin, drafted):
+    """12 sequences gain 1.4 % here: enough for one of them, too little for all where every row has its price."""
+    costs = CostTable([1, 64], [1.0, 1.0 + 63 * 0.5])
+    policy = goodput(costs, margin_off=0.01, margin_crowd=margin, **RICH)
+    assert sum(map(len, policy.trim(list(range(12)), [believed(0.95)] * 12, [1] * 12))) == drafted
 
 
 def test_low_is_always_drafted():

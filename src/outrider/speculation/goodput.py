@@ -41,6 +41,7 @@ class GoodputRules:
     cheap: float = 0.03  # a drafter whose longest drafts, of all sequences, cost less of a plain step is always asked
     margin_on: float = 0.01  # predicted gain that keeps speculation on
     margin_off: float = 0.04  # predicted gain that switches it on again (hysteresis)
+    margin_crowd: float = 0.01  # what both grow by with every further sequence: where rows cost, errors eat the gain
     first_probe: int = 16  # idle rounds before the first probe
     last_probe: int = 128  # probes never come more seldom than this
     probe_depth: int = 2  # tokens of a probe
@@ -51,8 +52,10 @@ class GoodputRules:
     longest_rest: int = 16  # rounds of such a while at most; each is twice as long as the one before
 
     def __post_init__(self) -> None:
-        if not 0 <= self.margin_on <= self.margin_off or self.cheap < 0:
-            raise ConfigError("goodput: use 0 <= margin_on <= margin_off and cheap from 0", "length_options")
+        if not 0 <= self.margin_on <= self.margin_off or min(self.cheap, self.margin_crowd) < 0:
+            raise ConfigError(
+                "goodput: use 0 <= margin_on <= margin_off, and margin_crowd and cheap from 0", "length_options"
+            )
         if not 1 <= self.first_probe <= self.last_probe or self.probe_depth < 1:
             raise ConfigError("goodput: use 1 <= first_probe <= last_probe and probe_depth from 1", "length_options")
         if not 0 <= self.allowance <= self.credit or not 0 <= self.share <= 1:
@@ -305,6 +308,7 @@ class GoodputLength:
             if goodput > highest:
                 best, highest = count, goodput
         margin = self._rules.margin_on if self._on else self._rules.margin_off
+        margin += self._rules.margin_crowd * (sequences - 1)
         self._on = highest > plain * (1 + margin)
         return min(best, self._affordable_rows(sequences)) if self._on else 0
 

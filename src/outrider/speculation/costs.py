@@ -105,9 +105,10 @@ class RunningMean:
     def __init__(self, start: float) -> None:
         self.value, self._count = start, 0
 
-    def learn(self, value: float) -> None:
+    def learn(self, value: float, weight: float = 0.1) -> None:
+        """One more value; `weight` is the least that it has."""
         self._count += 1
-        self.value += max(0.1, 1 / self._count) * (value - self.value)
+        self.value += max(weight, 1 / self._count) * (value - self.value)
 
 
 def _bucket(sequences: int) -> int:

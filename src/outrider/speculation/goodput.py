@@ -67,6 +67,7 @@ class GoodputRules:
 _HIDDEN = 0.9  # drafting below this share of a verification is hidden by a pipeline
 _VERIFICATION = "verification"  # probed when the whole batch verifies nothing
 _REVIEW = 16  # steps after which it is looked up anew which drafters are cheap
+_PATIENT = 0.02  # weight of a sequence's latest round in what drafting gains: gains come in bursts
 _LIFE = 128.0  # tokens a sequence is expected to gain, before any has ended
 _ROUND = 2.0  # tokens a sequence gains per round, where what it costs to begin with it is spread over its life
 
@@ -103,6 +104,7 @@ class GoodputLength:
         self._account = Account(self._rules.allowance, self._rules.credit)  # of the costly drafters
         self._rows_account = Account(self._rules.allowance, self._rules.credit)  # of verifying what anybody drafted
         self._rest = Rest(self._rules.patience, self._rules.longest_rest)
+        self._net = RunningMean(0.0)  # plain steps that a round of drafting gained, waiting for drafts paid
         self._cheap: dict[tuple[str, int], bool] = {}  # by drafter and sequences, until the next review
         self._lives = Lives(_LIFE)
         self._steps = 0
@@ -137,11 +139,18 @@ class GoodputLength:
         kept = [subset(draft, nodes) for draft, nodes in zip(drafts, self._keep(drafts), strict=True)]
         if any(kept):
             self._probes.pop(_VERIFICATION, None)
-            self._rest.end()
+            self._judge()
         elif any(drafts):
             self._rest.count()
             self._probe_verification(drafts, kept)
         return kept
+
+    def _judge(self) -> None:
+        """A round of drafting is of use where rounds like it have paid for themselves lately, deciding included."""
+        if self._net.value >= 0:
+            self._rest.end()
+        else:
+            self._rest.count()
 
     def _probe_verification(self, drafts: Sequence[Draft], kept: list[Draft]) -> None:
         """Now and then a beginning is verified although it does not seem to pay."""
@@ -204,7 +213,7 @@ class GoodputLength:
         expected = np.array([[self._estimates.expected(i, name, self.max_depth) for i in ids] for name in names])
         beside = np.array([standing_confidence(drafts.values(), market.row, self.max_depth) for drafts in standing])
         depths, gain = plan_depths(expected, most, beside, market)
-        enough = gain > self._rules.margin_on * len(ids)
+        enough = gain > self._margin(True, len(ids)) * len(ids)
         return {name: row if enough else [0] * len(ids) for name, row in zip(names, depths.tolist(), strict=True)}
 
     def _affordable(self, plan: Mapping[str, list[int]], unread: Unread) -> Mapping[str, list[int]]:
@@ -259,14 +268,17 @@ class GoodputLength:
         self._account.book((income - spent) / one)
         self._rows_account.book(income / one)
         drafted = [trial for trial in trials if trial.verdict.drafted]
-        if not drafted:
-            return
-        token, row = self._plain_s(len(trials)) / len(trials) / one, self._slope(len(trials)) / one
-        for trial in drafted:
-            gained = len(trial.verdict.accepted) * token - trial.verdict.drafted * row
-            self._rows_account.book(gained)
-            if trial.submitted.drafter in costly:
-                self._account.book(gained)
+        net = -timing.draft_s / one
+        if drafted:
+            token, row = self._plain_s(len(trials)) / len(trials) / one, self._slope(len(trials)) / one
+            for trial in drafted:
+                gained = len(trial.verdict.accepted) * token - trial.verdict.drafted * row
+                net += gained
+                self._rows_account.book(gained)
+                if trial.submitted.drafter in costly:
+                    self._account.book(gained)
+        if drafted or timing.draft_s > 0:
+            self._net.learn(net, min(0.1, _PATIENT * len(trials)))
 
     def _worth(self, sequences: int) -> float:
         """Tokens that the engine gains per second."""
@@ -307,10 +319,13 @@ class GoodputLength:
             goodput = tokens / (seconds + besides)
             if goodput > highest:
                 best, highest = count, goodput
-        margin = self._rules.margin_on if self._on else self._rules.margin_off
-        margin += self._rules.margin_crowd * (sequences - 1)
-        self._on = highest > plain * (1 + margin)
+        self._on = highest > plain * (1 + self._margin(self._on, sequences))
         return min(best, self._affordable_rows(sequences)) if self._on else 0
+
+    def _margin(self, on: bool, sequences: int) -> float:
+        """The share that a prediction must gain, with speculation on or off."""
+        margin = self._rules.margin_on if on else self._rules.margin_off
+        return margin + self._rules.margin_crowd * (sequences - 1)
 
     def _affordable_rows(self, sequences: int) -> int:
         """Rows that may be tried, were none of them accepted."""

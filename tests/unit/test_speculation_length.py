@@ -297,6 +297,21 @@ def test_a_crowd_must_gain_more(margin, drafted):
     assert sum(map(len, policy.trim(list(range(12)), [believed(0.95)] * 12, [1] * 12))) == drafted
 
 
+def test_costly_drafters_are_not_asked_in_a_crowd():
+    asked = {}
+    for crowd in (None, 2):
+        policy = goodput(FLAT, names=("a",), crowd=crowd, **RICH)
+        for _ in range(3):
+            calls = {"a": Calls(4, 4, 0.4)}
+            policy.observe([trial(chain("a", 1, 2), (1, 2, 3))], StepTiming(0.4, 1.0, 0, 1, 3), calls)
+        asked[crowd] = []
+        for n in (1, 2, 3):
+            policy.awake()  # a new round
+            asked[crowd].append(any(policy.depths("a", list(range(n)), [4] * n, [{}] * n)))
+    assert asked[None] == [True, True, True]
+    assert asked[2] == [True, True, False]
+
+
 def test_low_is_always_drafted():
     assert len(goodput(STEEP, low=2).trim([0], [believed(0.1, 0.1, 0.1)], [8])[0]) == 2
 

@@ -66,7 +66,11 @@ log = logging.getLogger(__name__)
 #: What "auto" speculation is: every drafter that needs no model of its own, and the heads that come with the target, as
 #: far as they pay (docs/speculation.md).
 AUTO = SpeculativeConfig(
-    drafters=("ngram", "suffix", ANY_HEADS), vote="hedge", length="goodput", num_speculative_tokens=(0, 8)
+    drafters=("ngram", "suffix", ANY_HEADS),
+    vote="hedge",
+    length="goodput",
+    num_speculative_tokens=(0, 8),
+    length_options={"crowd": 2},  # for more sequences a head does not earn its keep on a CPU (docs/measurements.md)
 )
 
 

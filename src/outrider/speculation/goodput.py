@@ -45,6 +45,7 @@ class GoodputRules:
     first_probe: int = 16  # idle rounds before the first probe
     last_probe: int = 128  # probes never come more seldom than this
     probe_depth: int = 2  # tokens of a probe
+    crowd: int | None = None  # sequences above which costly drafters are not asked at all; None: wherever they pay
     allowance: float = 1.5  # plain steps of time that trying may cost at first: costly drafters, and verifying drafts
     share: float = 0.005  # share of decoding time that each of both may cost from then on
     credit: float = 16.0  # plain steps of time that each may save up by what it gains
@@ -60,6 +61,8 @@ class GoodputRules:
             raise ConfigError("goodput: use 1 <= first_probe <= last_probe and probe_depth from 1", "length_options")
         if not 0 <= self.allowance <= self.credit or not 0 <= self.share <= 1:
             raise ConfigError("goodput: use 0 <= allowance <= credit and share in [0, 1]", "length_options")
+        if self.crowd is not None and self.crowd < 1:
+            raise ConfigError(f"goodput: crowd = {self.crowd} is refused; use 1 or more", "length_options")
         if self.patience < 1 or self.longest_rest < 0:
             raise ConfigError("goodput: use patience from 1 and longest_rest from 0", "length_options")
 
@@ -124,6 +127,8 @@ class GoodputLength:
         most = [min(limit, self.max_depth) for limit in limits]
         if self._is_cheap(name, len(ids)) or not any(most):
             return most
+        if self._rules.crowd is not None and len(ids) > self._rules.crowd:
+            return [0] * len(most)
         if not self._draft_costs.known(name):
             return self._introduction(name, most)
         if self._plan is None:

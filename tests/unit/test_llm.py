@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def llm(folder: str) -> Iterator[LLM]:
-    """Guesses of a fixed length: "auto" rests where guessing does not pay, which on so small a model depends on the clock."""
+    """Guesses of a fixed length: "auto" rests where guessing does not pay, which here depends on the clock."""
     with LLM(folder, max_model_len=96, backend="reference", speculative_config=LOOKUPS) as llm:
         yield llm
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -95,6 +96,14 @@ def print_table(facts: dict[str, Any]) -> None:
         print(f"{name.replace('_', ' '):<{width}}  {_shown(name, value)}")
 
 
+def _drafter(entry: Any) -> str:
+    """A drafter as people call it: of a head or model in a folder the folder's name too."""
+    if isinstance(entry, str):
+        return entry
+    path = entry.get("path")
+    return f"{entry['name']} {Path(path).name}" if path else str(entry["name"])
+
+
 def _shown(name: str, value: Any) -> str:
     """A value for people."""
     if name in ("stored_as", "memory_at_full_context"):
@@ -103,7 +112,8 @@ def _shown(name: str, value: Any) -> str:
         return ", ".join(f"{kind} {size:,}" for kind, size in value.items())
     if name == "speculation_auto":
         length = "-".join(map(str, value["num_speculative_tokens"]))
-        return f"{' + '.join(value['drafters'])}, {value['vote']} vote, {value['length']} length {length}"
+        drafters = " + ".join(map(_drafter, value["drafters"]))
+        return f"{drafters}, {value['vote']} vote, {value['length']} length {length}"
     if name == "end_tokens":
         return ", ".join(f"{token['text']} ({token['id']})" for token in value) or "none"
     if name == "rope" and value:

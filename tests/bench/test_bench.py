@@ -91,7 +91,8 @@ def test_a_peer_that_is_not_there_says_what_to_install(monkeypatch: pytest.Monke
 def test_a_speed_run_compares_and_counts(llm: LLM) -> None:
     modes = [speed.Mode.parse(name) for name in ("plain", "ngram", "hedge")]
     prompts = load_prompts(None, ["qa", "math_reasoning"], 2)
-    rows = speed.measure(llm, modes, prompts, concurrency=4, max_tokens=24, repeats=2, by_task=True)
+    cases = speed.run_cases(llm, modes, prompts, concurrency=4, max_tokens=24, repeats=2, by_task=True)
+    rows = speed.rows_of(cases, len(modes))
     assert [(row["task"], row["mode"]) for row in rows] == [
         (task, mode) for task in ("mixed", "qa", "math_reasoning") for mode in ("plain", "ngram", "hedge")
     ]

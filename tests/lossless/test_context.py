@@ -11,41 +11,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loading import LLAMA_CONFIG, llama_folder, llama_tensors
+from contexts import GREEDY, LONG, answers, start, tiny_folder
 from outrider import LLM, SamplingParams
 from outrider.errors import ConfigError, UnsupportedError
 
-CONFIG = {**LLAMA_CONFIG, "max_position_embeddings": 512}
-GREEDY = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
 SPARSE = {"mode": "sparse", "budget": 24, "sinks": 2, "window": 4, "group": 1}
-SEEDS = np.random.default_rng(5)
-LONG = [SEEDS.integers(3, 320, length).tolist() for length in (90, 60, 33, 121)]
 SHORT = [[5], [5, 6], [5, 6, 7]]
-OPTIONS: dict[str, Any] = {"page_size": 4, "max_num_seqs": 4, "threads": 1, "dtype": "float32"}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    tensors = {name: t * (0.1 if "proj" in name else 1.0) for name, t in llama_tensors(1).items()}
-    return str(llama_folder(tmp_path_factory.mktemp("context") / "model", tensors, CONFIG))
+    return tiny_folder(tmp_path_factory.mktemp("context") / "model")
 
 
 @pytest.fixture(scope="module", params=["compiled", "reference"])
 def backend(request: pytest.FixtureRequest) -> str:
     return request.param
-
-
-def start(folder: str, context: dict[str, Any] | None = None, **options: Any) -> LLM:
-    given = {**OPTIONS, "backend": "compiled", "speculative_config": None, **options}
-    return LLM(folder, context_config=context, **given)
-
-
-def answers(llm: LLM, prompts: list[list[int]] = LONG, params: SamplingParams = GREEDY) -> list[list[int]]:
-    """Token ids of every sample; the engine is whole and idle afterwards."""
-    outputs = llm.generate(prompts, params)
-    llm.core.engine.check()
-    assert not llm.core.engine.scheduler.busy
-    return [sample.token_ids for output in outputs for sample in output.outputs]
 
 
 @pytest.fixture(scope="module")

@@ -6,21 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from loading import HEAD_DIM, HEADS, HIDDEN, KV_HEADS, LLAMA_CONFIG, VOCABULARY, WIDE, llama_folder, llama_tensors
-from outrider import LLM, SamplingParams
+from contexts import GREEDY, LONG, answers, start, tiny_folder
+from loading import HEAD_DIM, HEADS, HIDDEN, KV_HEADS, VOCABULARY, WIDE
 from outrider.errors import ModelError
 from outrider.models.eagle3 import Eagle3Head, Eagle3Spec
 from outrider.models.eagle3_files import save_head
 
-CONFIG = {**LLAMA_CONFIG, "max_position_embeddings": 512}
-GREEDY = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
-SEEDS = np.random.default_rng(5)
-LONG = [SEEDS.integers(3, 320, length).tolist() for length in (90, 60, 33, 121)]
-OPTIONS: dict[str, Any] = {"page_size": 4, "max_num_seqs": 4, "threads": 1, "dtype": "float32"}
 DRAFTS = {"drafters": ["ngram", "suffix"], "vote": "hedge", "num_speculative_tokens": 4}
 
 
@@ -38,26 +32,13 @@ def write_head(folder: Path, **changes: Any) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    tensors = {name: t * (0.1 if "proj" in name else 1.0) for name, t in llama_tensors(1).items()}
-    return str(llama_folder(tmp_path_factory.mktemp("head") / "model", tensors, CONFIG))
+    return tiny_folder(tmp_path_factory.mktemp("head") / "model")
 
 
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     selector = {"name": "head", "path": write_head(tmp_path_factory.mktemp("eagle"))}
     return {"mode": "sparse", "budget": 24, "sinks": 2, "window": 4, "selector": selector}
-
-
-def start(folder: str, context: dict[str, Any] | None = None, **options: Any) -> LLM:
-    given = {**OPTIONS, "backend": "compiled", "speculative_config": None, **options}
-    return LLM(folder, context_config=context, **given)
-
-
-def answers(llm: LLM, prompts: list[list[int]] = LONG, params: SamplingParams = GREEDY) -> list[list[int]]:
-    outputs = llm.generate(prompts, params)
-    llm.core.engine.check()
-    assert not llm.core.engine.scheduler.busy
-    return [sample.token_ids for output in outputs for sample in output.outputs]
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,7 @@ from outrider.models.eagle3_files import load_head, save_head
 from outrider.models.eagle3_store import CARD, COMPACT, Dense, read_head
 from outrider.models.head import Job
 from outrider.models.identity import identity
+from outrider.models.load import load_model
 
 HEAD = Eagle3Spec(32, 320, 64, num_heads=4, num_kv_heads=2, head_dim=8, intermediate_size=48, taps=TAPS)
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
@@ -174,13 +175,15 @@ def test_a_head_shares_the_targets_embedding_and_threads(root):
         assert backend._members == 3 == decoder.threads
 
 
-def test_the_package_holds_no_head_of_another_size_or_target():
-    """What is shipped is small, complete and carries the identity of its target."""
-    root = Path(shipped.__file__).parents[1] / "heads"
-    for card in root.glob("*/*/card.json"):
-        names = {path.name for path in card.parent.iterdir()}
-        assert {"config.json", COMPACT, CARD} <= names
-        assert sum(path.stat().st_size for path in card.parent.iterdir()) <= 15e6
+@pytest.mark.model
+def test_the_package_holds_small_heads_of_the_default_model():
+    """What is shipped is complete, small, and found by what its target is."""
+    heads = shipped_heads(load_model("smollm2-135m"))
+    assert list(heads) == ["generalist", "chat", "code", "maths"]
+    for folder in heads.values():
+        files = {path.name: path.stat().st_size for path in folder.iterdir()}
+        assert {"config.json", COMPACT, CARD, shipped.CARD} <= set(files)
+        assert sum(files.values()) <= 15e6
 
 
 def test_the_pipelined_engine_drafts_with_heads_too(root):

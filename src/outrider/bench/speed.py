@@ -141,29 +141,6 @@ class Case:
         }
 
 
-def measure(
-    llm: LLM,
-    modes: Sequence[Mode],
-    prompts: Sequence[Prompt],
-    *,
-    concurrency: int,
-    max_tokens: int,
-    repeats: int,
-    by_task: bool,
-) -> list[dict[str, Any]]:
-    """Rows of every mode: the mixed stream, and every task alone where asked for."""
-    cases = run_cases(
-        llm,
-        modes,
-        prompts,
-        concurrency=concurrency,
-        max_tokens=max_tokens,
-        repeats=repeats,
-        by_task=by_task,
-    )
-    return rows_of(cases, len(modes))
-
-
 def rows_of(cases: Sequence[Case], modes: int) -> list[dict[str, Any]]:
     """The record's rows; the first of every `modes` cases is what the others are compared with."""
     return [case.row(cases[index - index % modes]) for index, case in enumerate(cases)]

@@ -7,7 +7,6 @@ computes with anyway; norms and maps as they are. Its config.json is the public 
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 
 from outrider.errors import ModelError
 from outrider.models.eagle3_spec import Eagle3Spec, spec_from_config
+from outrider.models.load.json_file import read_json
 from outrider.models.spec import DecoderSpec, GroupedInts, Weight
 from outrider.types import Float32
 
@@ -104,15 +104,9 @@ def stored_head(spec: Eagle3Spec, tensors: Mapping[str, NDArray]) -> StoredHead:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json of a head's folder."""
-    try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"{folder} holds no {CONFIG}; give the folder of an EAGLE-3 head") from None
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{folder / CONFIG} is not readable JSON ({error}); fetch the head again") from None
-    if not isinstance(config, dict):
-        raise ModelError(f"{folder / CONFIG} holds no JSON object; fetch the head again")
-    return config
+    if not (folder / CONFIG).is_file():
+        raise ModelError(f"{folder} holds no {CONFIG}; give the folder of an EAGLE-3 head")
+    return read_json(folder / CONFIG)
 
 
 def head_taps(folder: str | Path, target: DecoderSpec) -> tuple[int, ...]:

@@ -31,11 +31,15 @@ def messages(question: str) -> list[dict]:
     return [{"role": "user", "content": question}]
 
 
+LOOKUPS = '{"drafters": ["ngram", "suffix"], "num_speculative_tokens": 4}'
+"""Drafts whatever the clock says: "auto" rests wherever drafting is slow on the machine of the moment."""
+
+
 @contextmanager
-def served() -> Iterator[tuple[subprocess.Popen[str], str]]:
+def served(*options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The command itself, on a free port; killed at the end where the test has not ended it."""
     command = [sys.executable, "-m", "outrider.cli.main", "serve", MODEL, "--port", "0", "--max-num-seqs", "8"]
-    command += ["--set", "drain_timeout=2", "--kv-memory", "256MiB"]
+    command += ["--set", "drain_timeout=2", "--kv-memory", "256MiB", *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
@@ -56,7 +60,7 @@ def test_the_server_says_what_the_python_interface_says() -> None:
     with LLM(MODEL, speculative_config=None) as llm:
         outputs = llm.chat([messages(q) for q in QUESTIONS], SamplingParams(temperature=0, max_tokens=40))
         expected = [output.outputs[0] for output in outputs]
-    with served() as (process, url):
+    with served("--speculative-config", LOOKUPS) as (process, url):
         with ThreadPoolExecutor(8) as pool:
             answers = list(pool.map(lambda question: answer(url, question), QUESTIONS * 2))
         assert [list(a.choices[0].token_ids) for a in answers] == [list(e.token_ids) for e in expected] * 2

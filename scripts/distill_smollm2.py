@@ -5,6 +5,11 @@
 Prompts are written by rule (distill/prompts.py), invented by the target (distill/invent.py) and, where $OUTRIDER_DATA
 holds them, taken from gsm8k_train.jsonl; passages for summaries come from war_and_peace.txt there. Evaluation sets are
 never read. Everything is resumable: run the same command again.
+
+    python scripts/distill_smollm2.py --out runs/second --after runs/smollm2 --minutes 60
+
+is a second round: new prompts, half of which lean on the answers of the first (distill/follow.py), and a head that goes
+on from the first one's, trained on the answers of both.
 """
 
 from __future__ import annotations
@@ -18,12 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from outrider.cli.distill import bars
-from outrider.distill.data import DOMAINS, Prompt, distinct, write_prompts
+from outrider.distill.data import DOMAINS, Prompt, distinct, read_prompts, write_prompts
+from outrider.distill.follow import Spoken, follow_prompts
 from outrider.distill.invent import invent_prompts
 from outrider.distill.options import DistillOptions
 from outrider.distill.pipeline import Result, Run
 from outrider.distill.prompts import passages_of
 from outrider.distill.prompts import write_prompts as written
+from outrider.distill.shards import Answers
 from outrider.distill.target import Target
 from outrider.drafters.shipped import ROOT, install_head
 from outrider.models.eagle3 import default_taps
@@ -33,7 +40,10 @@ WRITTEN = {"chat": 2400, "maths": 600, "code": 2600}
 MATHS_QUESTIONS = 2600
 INVENTED = 600
 PASSAGES = 1600
+LONGEST, LONGER = 180, 420  # words of a passage, in the first round and the second
+FOLLOWING = 4000
 SETTINGS: dict[str, Any] = {"max_tokens": 200, "max_prompt": 512, "batch": 32}
+SECOND: dict[str, Any] = {"max_prompt": 1024, "lr": 1.5e-3, "unroll_from": 0.3}  # longer: texts are in these prompts
 TRAINING: dict[str, Any] = {"intermediate_size": 1024, "tokens_per_update": 600, "epochs": 4.0}
 SPECIALIST: dict[str, Any] = {
     "lr": 1e-3,
@@ -55,28 +65,46 @@ def questions(seed: int) -> list[Prompt]:
     return [Prompt((("user", json.loads(line)["question"]),), "maths") for line in lines[:MATHS_QUESTIONS]]
 
 
-def all_prompts(target: Target, seed: int) -> list[Prompt]:
-    """Every prompt, shuffled, so that any beginning of the file is a fair sample of it."""
-    passages = passages_of(data_file("war_and_peace.txt"), PASSAGES, seed, words=(50, 180))
+def all_prompts(target: Target, seed: int, longest: int) -> list[Prompt]:
+    """Every prompt, shuffled, so that any beginning of the file is a fair sample; passages of 50 to `longest` words."""
+    passages = passages_of(data_file("war_and_peace.txt"), PASSAGES, seed, words=(50, longest))
     prompts = [prompt for domain, count in WRITTEN.items() for prompt in written(domain, count, seed, passages)]
     prompts += questions(seed) + sorted(invent_prompts(target, INVENTED, seed), key=lambda prompt: prompt.text)
     random.Random(seed).shuffle(prompts)
     return distinct(prompts)
 
 
-def make_prompts(model: str, path: Path, seed: int) -> None:
-    """Write the prompts once."""
-    if not path.exists():
-        loaded = load_model(model)
-        target = Target(loaded, default_taps(loaded.spec.num_layers), batch=32, max_model_len=512)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_prompts(path, all_prompts(target, seed))
+def spoken(target: Target, run: Path) -> list[Spoken]:
+    """What an earlier run asked and was answered, its held-out prompts left out."""
+    asked = {prompt.key: prompt for prompt in read_prompts(run / "prompts.jsonl")}
+    answers = Answers(run / "answers", verify=False)
+    return [
+        (asked[entry.key], target.tokenizer.decode(answers.tokens(entry)[entry.prompt_length :].tolist()).strip())
+        for entry in answers.training()
+    ]
 
 
-def distil(model: str, out: Path, options: DistillOptions, threads: int | None, answer: bool) -> Result:
+def make_prompts(given: argparse.Namespace, path: Path) -> None:
+    """Write the prompts once; those of a second round are other ones, and half of them lean on the first."""
+    if path.exists():
+        return
+    loaded = load_model(given.model)
+    target = Target(loaded, default_taps(loaded.spec.num_layers), batch=32, max_model_len=512, threads=given.threads)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    prompts = all_prompts(target, given.seed, LONGER if given.after else LONGEST)
+    if given.after:
+        known = {prompt.key for prompt in read_prompts(given.after / "prompts.jsonl")}
+        prompts += follow_prompts(spoken(target, given.after), FOLLOWING, given.seed)
+        prompts = [prompt for prompt in prompts if prompt.key not in known]
+        random.Random(given.seed).shuffle(prompts)
+    write_prompts(path, prompts)
+
+
+def distil(given: argparse.Namespace, options: DistillOptions, answer: bool) -> Result:
     """One head: a generalist or a specialist."""
+    prompts, also = given.out / "prompts.jsonl", (given.after,) if given.after else ()
     with bars() as report:
-        run = Run(load_model(model), out / "prompts.jsonl", out, options, report, threads=threads)
+        run = Run(load_model(given.model), prompts, given.out, options, report, threads=given.threads, also=also)
         return run.all() if answer else run.train()
 
 
@@ -92,6 +120,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--after", type=Path, help="an earlier --out: this is a second round")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--minutes", type=float, help="of training the generalist")
@@ -102,18 +131,24 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def options_of(given: argparse.Namespace) -> DistillOptions:
+    """Settings of the generalist."""
+    settings = {**SETTINGS, **TRAINING, "minutes": given.minutes, "data_minutes": given.data_minutes}
+    if given.after:
+        settings |= {**SECOND, "init": str(given.after / "heads" / "generalist"), "intermediate_size": None}
+    return DistillOptions(seed=given.seed, **settings)
+
+
 def main() -> None:
     """The generalist, then the specialists that go on from it."""
     given = parse()
-    make_prompts(given.model, given.out / "prompts.jsonl", given.seed)
-    length: dict[str, Any] = {"minutes": given.minutes, "data_minutes": given.data_minutes}
-    options = DistillOptions(seed=given.seed, **length, **SETTINGS, **TRAINING)
-    results = {"generalist": distil(given.model, given.out, options, given.threads, not given.no_answers)}
+    make_prompts(given, given.out / "prompts.jsonl")
+    options = options_of(given)
+    results = {"generalist": distil(given, options, not given.no_answers)}
     for domain in DOMAINS if given.specialist_minutes else ():
         start = str(results["generalist"].folder)
         own: dict[str, Any] = {"domain": domain, "minutes": given.specialist_minutes, **SPECIALIST}
-        special = replace(options, init=start, **own)
-        results[domain] = distil(given.model, given.out, special, given.threads, answer=False)
+        results[domain] = distil(given, replace(options, init=start, **own), answer=False)
     for name, result in results.items() if given.install else ():
         install(result, given.model, name)
 

@@ -33,6 +33,7 @@ def distill(
     l_attn: Annotated[float, typer.Option(help="Weight of the attention alignment; 0: off.")] = 0.0,
     yarn_factor: Annotated[float, typer.Option(help="Stretch positions for longer contexts; 1: off.")] = 1.0,
     init: Annotated[str, typer.Option(help="Folder of a head to train further.")] = "",
+    also: Annotated[list[Path] | None, typer.Option(help="Another run's folder: train on its answers too.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any other setting, as name=value.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     backend: Annotated[str, typer.Option(help="Decoder of the target: auto, compiled, reference.")] = "auto",
@@ -66,7 +67,8 @@ def distill(
     with progress_bar() as download:
         loaded = load_model(model, progress=download)
     with bars() as report:
-        run = Run(loaded, data, out, options, report, backend=backend, device=device, threads=threads)  # type: ignore[arg-type]
+        places = {"backend": backend, "device": device, "threads": threads, "also": tuple(also or ())}
+        run = Run(loaded, data, out, options, report, **places)  # type: ignore[arg-type]
         result = run.all()
     show(result, json_output)
 

@@ -62,6 +62,13 @@ def _facts(prompt: Prompt, options: DistillOptions) -> dict[str, Any]:
     return {"domain": prompt.domain, "held_out": is_held_out(prompt, options.holdout), "key": prompt.key}
 
 
+def check_alike(folder: Path, other: Path) -> None:
+    """Refuse to train on the answers of two runs that are of different targets or captured different layers."""
+    plans = [read_json(path / "plan.json") or {} for path in (folder, other)]
+    if any(plans[0].get(name) != plans[1].get(name) for name in ("model", "layers")):
+        raise ConfigError(f"{other} holds no answers of this target and these layers; leave it out of --also", "also")
+
+
 def _check_plan(target: Target, prompts: Sequence[Prompt], options: DistillOptions, folder: Path) -> None:
     """Write down what the shards are made from, or refuse to mix them with others."""
     names = ("seed", "max_tokens", "max_prompt", "temperature", "shard_prompts", "holdout")

@@ -20,7 +20,7 @@ from outrider.distill import acceptance
 from outrider.distill.data import Prompt, is_held_out, read_prompts
 from outrider.distill.export import write_card
 from outrider.distill.files import read_json, write_json
-from outrider.distill.generate import Report, generate
+from outrider.distill.generate import Report, check_alike, generate
 from outrider.distill.head_task import HeadTask
 from outrider.distill.measure import measure
 from outrider.distill.options import DistillOptions
@@ -60,6 +60,7 @@ class Run:
     backend: Backend = "auto"
     device: str = "cpu"
     threads: int | None = None
+    also: tuple[Path, ...] = ()  # other runs whose answers are trained on too
 
     def all(self) -> Result:
         """Every stage."""
@@ -99,7 +100,7 @@ class Run:
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         started = perf_counter()
-        answers = Answers(self.out / "answers")
+        answers = self._answers()
         entries = [e for e in answers.training() if self.options.domain in ("all", e.domain)]
         if not entries:
             raise ConfigError(f"no captured answer is of the domain {self.options.domain!r}", "domain")
@@ -113,6 +114,13 @@ class Run:
         facts = self._facts(task, len(entries), tokens, progress.updates, perf_counter() - started)
         self._publish(facts, scores, progress.history)
         return Result(self.head_folder, scores, progress.history)
+
+    def _answers(self) -> Answers:
+        """This run's own, and those of the runs beside it."""
+        own, others = self.out / "answers", [run / "answers" for run in self.also]
+        for other in others:
+            check_alike(own, other)
+        return Answers(own, *others)
 
     def _evaluate(self, task: Task, answers: Answers) -> dict[str, Any]:
         """Acceptance on held-out prompts: over their captured answers, and of some of them in the engine."""

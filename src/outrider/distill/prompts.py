@@ -102,7 +102,7 @@ def _function(rng: Rng, passages: Sequence[str]) -> str:
 
 
 WRITERS: dict[str, list[Callable[[Rng, Sequence[str]], str]]] = {
-    "chat": [*map(_from, ("write", "explain", "advise", "facts", "play", "list", "think")), _translation],
+    "chat": [*map(_from, ("write", "explain", "advise", "facts", "play", "list", "think")), _translation, _translation],
     "maths": [*map(_from, ("story_sums", "story_sums", "story_rates", "sums"))],
     "code": [*map(_from, ("program", "program", "explain_code")), _function],
 }

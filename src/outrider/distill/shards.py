@@ -64,13 +64,11 @@ class ShardWriter:
 
 
 class Answers:
-    """All captured sequences of a folder. Shards are mapped, so memory holds only what is in use."""
+    """All captured sequences of some folders. Shards are mapped, so memory holds only what is in use."""
 
-    def __init__(self, folder: Path, verify: bool = True) -> None:
+    def __init__(self, *folders: Path, verify: bool = True) -> None:
         """ChecksumError names a damaged shard; `verify` False skips reading all of them."""
-        self.paths = sorted(folder.glob("answers-*.safetensors"))
-        if not self.paths:
-            raise ChecksumError(f"{folder} holds no captured answers; run `outrider distill` on it again")
+        self.paths = [path for folder in folders for path in _shards(folder)]
         for path in self.paths if verify else ():
             check_digest(path)
         self.entries = [entry for number, path in enumerate(self.paths) for entry in _entries(number, path)]
@@ -100,6 +98,14 @@ class Answers:
             if entry.held_out and entry.rows:
                 kept.setdefault(entry.domain, []).append(entry)
         return [entry for domain in sorted(kept) for entry in kept[domain][:per_domain]]
+
+
+def _shards(folder: Path) -> list[Path]:
+    """The shards of one folder, in their order."""
+    paths = sorted(folder.glob("answers-*.safetensors"))
+    if not paths:
+        raise ChecksumError(f"{folder} holds no captured answers; run `outrider distill` on it again")
+    return paths
 
 
 def _entries(number: int, path: Path) -> list[Entry]:

@@ -81,6 +81,7 @@ def spoken(target: Target, run: Path) -> list[Spoken]:
     return [
         (asked[entry.key], target.tokenizer.decode(answers.tokens(entry)[entry.prompt_length :].tolist()).strip())
         for entry in answers.training()
+        if entry.key in asked
     ]
 
 

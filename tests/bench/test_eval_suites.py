@@ -2,7 +2,7 @@
 
 import pytest
 
-from outrider.bench.eval import SUITES, Answer, evaluate, make_cases, summarise
+from outrider.bench.eval import SUITES, Answer, Reads, evaluate, make_cases, summarise
 from outrider.errors import ConfigError
 
 ROWS = '{"question": "who did %d", "answers": ["Person%d"], "ctxs": [{"title": "T%d", "text": "Deed of Person%d ."}]}'
@@ -20,14 +20,11 @@ def folder(tmp_path):
     return tmp_path
 
 
-def ask(cases, budget):
+def ask(case, reads):
     """Finds every answer that stands in the part of the prompt it reads."""
-    answers = []
-    for case in cases:
-        seen = case.prompt if budget is None else case.prompt[-4 * budget :]
-        said = [group[0] for group in case.answers if group[0] in seen]
-        answers.append(Answer(" ".join(said), tuple(len(word) for word in said)))
-    return answers
+    seen = case.prompt if reads is None else case.prompt[-4 * reads.budget :]
+    said = [group[0] for group in case.answers if group[0] in seen]
+    return Answer(" ".join(said), tuple(len(word) for word in said))
 
 
 @pytest.mark.parametrize("suite", list(SUITES))
@@ -35,7 +32,7 @@ def test_every_suite_is_solved_by_reading_all_and_not_by_reading_the_end(suite, 
     cases = make_cases(suite, folder, [500, 900], 3, count)
     assert len(cases) == 6
     assert all(0.7 * case.facts["length"] < count(case.prompt) <= case.facts["length"] for case in cases)
-    means = summarise(evaluate(cases, ask, [40, 100_000]))
+    means = summarise(evaluate(cases, ask, [Reads(40), Reads(100_000)]))
     scores = {(row["length"], row["reads"]): row for row in means}
     for length in (500, 900):
         assert scores[length, "full"]["score"] == 1
@@ -53,3 +50,19 @@ def test_missing_data_and_unknown_suites_say_what_to_do(tmp_path):
     with pytest.raises(ConfigError, match="did you mean 'key_value'"):
         make_cases("keyvalue", None, [500], 1, count)
     assert make_cases("key_value", None, [500], 2, count)
+
+
+def test_all_ways_of_a_case_follow_each_other_and_are_told_apart():
+    asked = []
+
+    def note(case, reads):
+        asked.append((case.facts["depth"], reads and reads.label))
+        return ask(case, reads)
+
+    ways = [Reads(40, "pages"), Reads(40, "window")]
+    rows = evaluate(make_cases("key_value", None, [500], 2, count), note, ways)
+    names = [None, "pages 40", "window 40"]
+    assert asked == [(depth, name) for depth in (0.05, 0.95) for name in names]
+    assert [row["reads"] for row in rows] == 2 * ["full", "pages 40", "window 40"]
+    assert [row["selector"] for row in rows if row["reads"] != "full"] == 2 * ["pages", "window"]
+    assert len(summarise(rows)) == 3

@@ -1,9 +1,10 @@
 """Accuracy at long contexts: suites of cases, asked at several budgets beside full attention, as rows of a record.
 
-    rows = evaluate(make_cases("needle_single", folder, [4096], 2, count), ask, [512, 1024])
+    rows = evaluate(make_cases("needle_single", folder, [4096], 2, count), ask, [Reads(512), Reads(1024, "window")])
 
-`ask` answers cases at one budget per KV head (None: full attention); nothing here knows a model. Suites that need
-public data read it from the folder that --data or OUTRIDER_DATA names.
+`ask` answers a case in one way of reading (None: full attention); nothing here knows a model. All ways of a case follow
+each other, so that its prompt is computed once. Suites that need public data read it from the folder that --data or
+OUTRIDER_DATA names.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from outrider.bench.eval_cases import Case, Count, paragraphs, spread
 from outrider.bench.eval_measures import agreement
 from outrider.bench.eval_needles import needle_late, needle_multi, needle_single, variable_tracking
 from outrider.bench.eval_retrieval import key_value_retrieval, multi_document_qa
+from outrider.bench.record import note
 from outrider.errors import ConfigError
 
 #: Suites, and the file of the data folder that each needs.
@@ -39,7 +41,18 @@ class Answer(NamedTuple):
     tokens: tuple[int, ...]
 
 
-Ask = Callable[[Sequence[Case], int | None], Sequence[Answer]]
+class Reads(NamedTuple):
+    """What attention reads: `budget` entries per KV head that a selector picks (None: the configured one)."""
+
+    budget: int
+    selector: str | None = None
+
+    @property
+    def label(self) -> str:
+        return str(self.budget) if self.selector is None else f"{self.selector} {self.budget}"
+
+
+Ask = Callable[[Case, Reads | None], Answer]
 
 
 def make_cases(
@@ -54,19 +67,20 @@ def make_cases(
     return [build(length, depth, seed + i) for length in lengths for i, depth in enumerate(depths)]
 
 
-def evaluate(cases: Sequence[Case], ask: Ask, budgets: Sequence[int]) -> list[dict[str, Any]]:
-    """A row per case and budget, the full answer first: its score, and how far the tokens follow the full ones."""
-    full = ask(cases, None)
-    rows = [_row(case, "full", None, answer, answer) for case, answer in zip(cases, full, strict=True)]
-    for budget in budgets:
-        answers = ask(cases, budget)
-        parts = zip(cases, answers, full, strict=True)
-        rows += [_row(case, str(budget), budget, answer, reference) for case, answer, reference in parts]
+def evaluate(cases: Sequence[Case], ask: Ask, ways: Sequence[Reads]) -> list[dict[str, Any]]:
+    """A row per case and way, the full answer first: its score, and how far the tokens follow the full ones."""
+    rows: list[dict[str, Any]] = []
+    for number, case in enumerate(cases, 1):
+        full = ask(case, None)
+        own = [_row(case, None, full, full), *(_row(case, reads, ask(case, reads), full) for reads in ways)]
+        scores = ", ".join(f"{row['reads']} {row['score']:.2f}" for row in own)
+        note(f"{case.task} {number} of {len(cases)}: {scores}")
+        rows += own
     return rows
 
 
 def summarise(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Mean score and agreement by task, length and budget, with the points lost against full attention."""
+    """Mean score and agreement by task, length and way of reading, with the points lost against full attention."""
     groups: dict[tuple[str, int, str], list[Mapping[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["task"], row["length"], row["reads"]), []).append(row)
@@ -82,10 +96,10 @@ def _means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {name: sum(row[name] for row in rows) / len(rows) for name in ("score", "equal", "prefix")}
 
 
-def _row(case: Case, reads: str, budget: int | None, answer: Answer, reference: Answer) -> dict[str, Any]:
-    follows = agreement(reference.tokens, answer.tokens)
-    said = {"score": case.score(answer.text), **follows, "said": answer.text[:80]}
-    return {"task": case.task, "reads": reads, "budget": budget, **case.facts, **said}
+def _row(case: Case, reads: Reads | None, answer: Answer, full: Answer) -> dict[str, Any]:
+    how = {"reads": "full", "budget": None} if reads is None else {"reads": reads.label, **reads._asdict()}
+    said = {"score": case.score(answer.text), **agreement(full.tokens, answer.tokens), "said": answer.text[:80]}
+    return {"task": case.task, **how, **case.facts, **said}
 
 
 def _builder(suite: str, text: str, count: Count) -> Callable[[int, float, int], Case]:

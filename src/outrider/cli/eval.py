@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +12,7 @@ from outrider.cli import options as opt
 
 if TYPE_CHECKING:
     from outrider.api.llm import LLM
-    from outrider.bench.eval import Answer
+    from outrider.bench.eval import Answer, Reads
     from outrider.bench.eval_cases import Case
 
 
@@ -22,6 +22,9 @@ def eval_command(
         str, typer.Option(help="Suites, comma separated; all: every one; captured: attention that selections hold.")
     ] = "key_value",
     budgets: Annotated[str, typer.Option(help="Entries read per KV head, comma separated.")] = "512,1024",
+    selectors: Annotated[
+        str | None, typer.Option(help="Selectors to compare, comma separated; default: the one of --context-config.")
+    ] = None,
     lengths: Annotated[str, typer.Option(help="Tokens of context, comma separated.")] = "2048",
     cases: Annotated[int, typer.Option(min=1, help="Cases per suite and length, at as many depths.")] = 5,
     context_config: opt.ContextTable = None,
@@ -37,15 +40,17 @@ def eval_command(
 
     The suite captured compares selectors with the best shared set instead (of_oracle), on texts of every kind at hand.
 
-    Example: outrider eval qwen2.5-coder-0.5b --suite needle_single,key_value --lengths 4096 --budgets 512,1024
+    Example: outrider eval qwen2.5-coder-0.5b --suite needle_single,key_value --lengths 4096 --selectors pages,window
     """
     from outrider.api.llm import LLM
     from outrider.bench import record, table
-    from outrider.bench.eval import SUITES, evaluate, make_cases, summarise
+    from outrider.bench.eval import SUITES, Reads, evaluate, make_cases, summarise
     from outrider.bench.workloads import data_folder
 
     names = list(SUITES) if suite == "all" else _words(suite)
     sizes, wanted = ([int(word) for word in _words(text)] for text in (lengths, budgets))
+    picked = _words(selectors) if selectors else [None]
+    ways = [Reads(budget, name) for name in picked for budget in wanted]
     settings = {"mode": "sparse", **(opt.parse_table(context_config, "--context-config") if context_config else {})}
     rows: list[dict[str, Any]] = []
     shares: list[dict[str, Any]] = []
@@ -69,8 +74,8 @@ def eval_command(
             llm.set_context_config(settings)
         for name in names:
             made = make_cases(name, data_folder(data), sizes, cases, _counter(llm), seed)
-            record.note(f"{name}: {len(made)} cases, full attention and budgets {wanted}")
-            rows += evaluate(made, _asker(llm, 4 * max(sizes)), wanted)
+            record.note(f"{name}: {len(made)} cases, full attention and {', '.join(way.label for way in ways)}")
+            rows += evaluate(made, _asker(llm, settings, 4 * max(sizes)), ways)
         config = {**llm.describe(), "context": settings, "seed": seed}
     means = summarise(rows)
     if shares:
@@ -93,27 +98,37 @@ def _counter(llm: LLM) -> Callable[[str], int]:
     return lambda text: len(llm.tokenizer.encode(text))
 
 
-def _asker(llm: LLM, everything: int) -> Callable[[Sequence[Case], int | None], list[Answer]]:
+def _asker(llm: LLM, settings: Mapping[str, Any], everything: int) -> Callable[[Case, Reads | None], Answer]:
     """Greedy answers; a budget that holds the whole context is exactly full attention."""
     from outrider.bench.eval import Answer
     from outrider.types import SamplingParams
 
-    def ask(cases: Sequence[Case], budget: int | None) -> list[Answer]:
-        extra = {"context_budget": everything if budget is None else budget}
-        params = [SamplingParams(temperature=0, max_tokens=case.max_tokens, extra_args=extra) for case in cases]
-        outputs = llm.generate([case.prompt for case in cases], params)
-        return [Answer(output.outputs[0].text, tuple(output.outputs[0].token_ids)) for output in outputs]
+    configured = [None]  # the selector in use; None: that of `settings`
+
+    def ask(case: Case, reads: Reads | None) -> Answer:
+        if reads is not None and [reads.selector] != configured:
+            configured[:] = [reads.selector]
+            llm.set_context_config({**settings, **({"selector": reads.selector} if reads.selector else {})})
+        extra = {"context_budget": everything if reads is None else reads.budget}
+        output = llm.generate(case.prompt, SamplingParams(temperature=0, max_tokens=case.max_tokens, extra_args=extra))
+        said = output[0].outputs[0]
+        return Answer(said.text, tuple(said.token_ids))
 
     return ask
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    """Where a row belongs in the picture: its task, and its selector where several are compared."""
+    return f"{row['task']}, {row['selector']}" if row.get("selector") else str(row["task"])
 
 
 def _draw(rows: Sequence[dict[str, Any]], folder: Path, longest: int) -> None:
     """Accuracy against budget, and where in the context things were found."""
     from outrider.bench.eval_plots import plot_depths, plot_lines
 
-    points = [{**row, "budget": row["budget"] or longest} for row in rows]
+    points = [{**row, "budget": row["budget"] or longest, "line": _line(row)} for row in rows]
     labels = ("entries read per KV head (right: all)", "accuracy")
-    plot_lines(points, "budget", "score", "task", folder / "accuracy.png", "Accuracy against budget", labels)
+    plot_lines(points, "budget", "score", "line", folder / "accuracy.png", "Accuracy against budget", labels)
     for task in dict.fromkeys(row["task"] for row in rows):
         for reads in dict.fromkeys(row["reads"] for row in rows):
             own = [r for r in rows if (r["task"], r["reads"]) == (task, reads) and r.get("depth") is not None]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from loading import LLAMA_CONFIG, llama_folder, llama_tensors
 from outrider import LLM, SamplingParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
@@ -17,13 +15,6 @@ OPTIONS: dict[str, Any] = {
     "page_size": 4, "max_num_seqs": 4, "threads": 1, "dtype": "float32", "backend": "compiled",
     "speculative_config": None,
 }  # fmt: skip
-
-
-def tiny_folder(folder: Path, layers: int = 2) -> str:
-    """A model whose layers say little: it half repeats itself, so that some guesses are right."""
-    tensors = {name: t * (0.1 if "proj" in name else 1.0) for name, t in llama_tensors(1, layers=layers).items()}
-    config = {**LLAMA_CONFIG, "num_hidden_layers": layers, "max_position_embeddings": 512}
-    return str(llama_folder(folder, tensors, config))
 
 
 def start(folder: str, context: dict[str, Any] | None = None, **options: Any) -> LLM:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import contexts
-from contexts import GREEDY, LONG, tiny_folder
+from contexts import GREEDY, LONG
+from loading import repeating_folder
 from outrider import LLM, SamplingParams
 
 SPARSE = {"mode": "sparse", "budget": 24, "sinks": 2, "window": 4, "group": 2}
@@ -17,7 +18,7 @@ SPARSE = {"mode": "sparse", "budget": 24, "sinks": 2, "window": 4, "group": 2}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return tiny_folder(tmp_path_factory.mktemp("tiers") / "model", layers=4)
+    return repeating_folder(tmp_path_factory.mktemp("tiers") / "model", layers=4)
 
 
 def start(folder: str, context: dict[str, Any] | None = None, **options: Any) -> LLM:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from loading import llama_folder, llama_tensors
+from loading import repeating_folder
 from outrider import LLM, SamplingParams
 from outrider.bench import lossless, speed
 from outrider.bench.ablation import ablation_modes, ablation_rows, best_tasks
@@ -23,12 +23,8 @@ from outrider.errors import ConfigError
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory):
-    tensors = {name: t * (0.1 if "proj" in name else 1.0) for name, t in llama_tensors(1).items()}
-    config = {"max_position_embeddings": 1024}
-    from loading import LLAMA_CONFIG
-
-    folder = llama_folder(tmp_path_factory.mktemp("tiny") / "model", tensors, {**LLAMA_CONFIG, **config})
-    with LLM(str(folder), speculative_config=None, max_num_seqs=4, backend="compiled") as llm:
+    folder = repeating_folder(tmp_path_factory.mktemp("tiny") / "model", positions=1024)
+    with LLM(folder, speculative_config=None, max_num_seqs=4, backend="compiled") as llm:
         yield llm
 
 
@@ -91,7 +87,7 @@ def test_a_peer_that_is_not_there_says_what_to_install(monkeypatch: pytest.Monke
 def test_a_speed_run_compares_and_counts(llm: LLM) -> None:
     modes = [speed.Mode.parse(name) for name in ("plain", "ngram", "hedge")]
     prompts = load_prompts(None, ["qa", "math_reasoning"], 2)
-    cases = speed.run_cases(llm, modes, prompts, concurrency=4, max_tokens=24, repeats=2, by_task=True)
+    cases = speed.measure(llm, modes, prompts, [4], max_tokens=24, repeats=2, by_task=True)
     rows = speed.rows_of(cases, len(modes))
     assert [(row["task"], row["mode"]) for row in rows] == [
         (task, mode) for task in ("mixed", "qa", "math_reasoning") for mode in ("plain", "ngram", "hedge")
@@ -117,7 +113,7 @@ def test_an_ablation_tells_every_step_beside_the_papers_figures(llm: LLM, tmp_pa
         "auto",
     ]
     prompts = load_prompts(None, ["qa", "math_reasoning"], 1)
-    cases = speed.run_cases(llm, modes, prompts, concurrency=2, max_tokens=16, repeats=1, by_task=True)
+    cases = speed.measure(llm, modes, prompts, [2], max_tokens=16, repeats=1, by_task=True)
     rows = speed.rows_of(cases, len(modes))
     assert all(row["identical_to_plain"] for row in rows)
     told = {row["mode"]: row for row in ablation_rows(rows)}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loading import LLAMA_CONFIG, llama_folder, llama_tensors
+from loading import repeating_folder
 from outrider import LLM
 from outrider.bench.eval_captured import captured_texts, measure_captured
 
@@ -17,10 +17,8 @@ SETTINGS = {"sinks": 2, "window": 4, "group": 1}
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    tensors = {name: t * (0.1 if "proj" in name else 1.0) for name, t in llama_tensors(1).items()}
-    config = {**LLAMA_CONFIG, "max_position_embeddings": 512}
-    folder = llama_folder(tmp_path_factory.mktemp("captured") / "model", tensors, config)
-    with LLM(str(folder), page_size=4, max_num_seqs=1, threads=1, speculative_config=None) as made:
+    folder = repeating_folder(tmp_path_factory.mktemp("captured") / "model")
+    with LLM(folder, page_size=4, max_num_seqs=1, threads=1, speculative_config=None) as made:
         yield made
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contexts import GREEDY, LONG, answers, start, tiny_folder
+from contexts import GREEDY, LONG, answers, start
+from loading import repeating_folder
 from outrider import LLM, SamplingParams
 from outrider.errors import ConfigError, UnsupportedError
 
@@ -21,7 +22,7 @@ SHORT = [[5], [5, 6], [5, 6, 7]]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return tiny_folder(tmp_path_factory.mktemp("context") / "model")
+    return repeating_folder(tmp_path_factory.mktemp("context") / "model")
 
 
 @pytest.fixture(scope="module", params=["compiled", "reference"])
@@ -359,14 +360,15 @@ def test_the_way_of_reading_can_be_changed_while_idle(folder, full, sparse) -> N
 
 
 def test_the_context_benchmark_measures_every_way(folder) -> None:
-    from outrider.bench.context import MODES, kv_bytes, make_prompts, measure, parse_ways
+    from outrider.bench.context import MODES, kv_bytes, make_prompts, measure_cells, parse_ways
 
     with start(folder) as llm:
         room = kv_bytes(llm.core.spec, "float32", "auto", 4 * 160)
         prompts = make_prompts(llm, None, 3, 120)
     with start(folder, kv_memory=room) as llm:
         assert [len(prompt) for prompt in prompts] == [120] * 3
-        rows = measure(llm, parse_ways(["full", "sparse", "window", "lossless"], [90]), prompts, 12, 2)
+        cells = measure_cells(llm, parse_ways(["full", "sparse", "window", "lossless"], [90]), prompts, 12, 2)
+    rows = [cell.row(cells[0], 120) for cell in cells]
     assert [row["mode"] for row in rows] == ["full", "sparse", "window", "lossless"]
     assert [row["identical"] for row in (rows[0], rows[3])] == [True, True]
     assert rows[0]["read_share"] is None

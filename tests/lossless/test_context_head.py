@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from contexts import GREEDY, LONG, answers, start, tiny_folder
-from loading import HEAD_DIM, HEADS, HIDDEN, KV_HEADS, VOCABULARY, WIDE
+from contexts import GREEDY, LONG, answers, start
+from loading import HEAD_DIM, HEADS, HIDDEN, KV_HEADS, VOCABULARY, WIDE, repeating_folder
 from outrider.errors import ModelError
 from outrider.models.eagle3 import Eagle3Head, Eagle3Spec
 from outrider.models.eagle3_files import save_head
@@ -32,7 +32,7 @@ def write_head(folder: Path, **changes: Any) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return tiny_folder(tmp_path_factory.mktemp("head") / "model")
+    return repeating_folder(tmp_path_factory.mktemp("head") / "model")
 
 
 @pytest.fixture(scope="module")

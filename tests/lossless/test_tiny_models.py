@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from loading import LLAMA_CONFIG, llama_folder, llama_tensors
+from loading import LLAMA_CONFIG, llama_folder, repeating_tensors
 from outrider import LLM, SamplingParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=80, ignore_eos=True)
@@ -17,7 +17,7 @@ WINDOWED = {**LLAMA_CONFIG, "architectures": ["MistralForCausalLM"], "model_type
 
 @pytest.fixture(scope="module")
 def tensors() -> dict:
-    return {name: t * (0.1 if "proj" in name else 1.0) for name, t in llama_tensors(1).items()}
+    return repeating_tensors()
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,10 @@ import pytest
 
 import outrider.memory.place.build as build
 from faults import ShuffledTransfer
-from loading import LLAMA_CONFIG, llama_folder, llama_tensors
+from loading import repeating_folder
 from outrider import LLM, SamplingParams
 from outrider.memory.place import Rules
 
-CONFIG = {**LLAMA_CONFIG, "num_hidden_layers": 4, "max_position_embeddings": 256}
 OPTIONS: dict[str, Any] = {
     "page_size": 4, "max_num_seqs": 3, "threads": 1, "dtype": "float32", "max_num_batched_tokens": 24,
     "backend": "compiled", "speculative_config": None, "max_model_len": 160,
@@ -25,8 +24,7 @@ TOKENS = 24
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    tensors = {name: t * (0.1 if "proj" in name else 1.0) for name, t in llama_tensors(1, layers=4).items()}
-    return str(llama_folder(tmp_path_factory.mktemp("machine") / "model", tensors, CONFIG))
+    return repeating_folder(tmp_path_factory.mktemp("machine") / "model", layers=4, positions=256)
 
 
 def prompts() -> list[list[int]]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from live import Live, live
 
-from loading import LLAMA_CONFIG, llama_folder, llama_tensors
+from loading import repeating_folder
 from outrider.api.service import Service
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
@@ -22,12 +22,10 @@ MODES = {"sparse": {"mode": "sparse", "budget": 448, "window": 32}, "full": None
 
 @pytest.fixture(scope="module", params=MODES)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    tensors = {name: t * (0.1 if "proj" in name else 1.0) for name, t in llama_tensors(1).items()}  # it repeats itself
-    config = {**LLAMA_CONFIG} | {"max_position_embeddings": 4096}
-    folder = llama_folder(tmp_path_factory.mktemp("tiny") / "model", tensors, config=config)
+    folder = repeating_folder(tmp_path_factory.mktemp("tiny") / "model", positions=4096)
     drafters = {"drafters": ["ngram", "suffix"], "num_speculative_tokens": 4}
     options = {"speculative_config": drafters, "max_num_seqs": 8, "max_model_len": 2048}
-    service = Service(str(folder), context_config=MODES[request.param], **options)
+    service = Service(folder, context_config=MODES[request.param], **options)
     with live(service, max_queue=64) as running:
         yield running
 

@@ -12,7 +12,7 @@ from browser import BROWSER, DRIVER, Browser, browser
 from live import Live, live, wait_for
 from stub import StubBackend
 
-from loading import LLAMA_CONFIG, llama_folder, llama_tensors
+from loading import repeating_folder
 from outrider.api.service import Service
 from outrider.server.app import STATIC
 
@@ -100,11 +100,10 @@ def test_a_chat_streams_and_tints(window: Browser, server: Live) -> None:
 @needs_browser
 def test_the_panel_tells_what_the_engine_counts(window: Browser, tmp_path: Path) -> None:
     """A real engine that drafts and reads sparsely: every figure on the page is one of its own."""
-    tensors = {name: t * (0.1 if "proj" in name else 1.0) for name, t in llama_tensors(1).items()}  # it repeats itself
-    folder = llama_folder(tmp_path / "tiny", tensors, {**LLAMA_CONFIG} | {"max_position_embeddings": 1024})
+    folder = repeating_folder(tmp_path / "tiny", positions=1024)
     drafters = {"drafters": ["ngram", "suffix"], "num_speculative_tokens": 4, "vote": "hedge"}
     context = {"mode": "sparse", "budget": 64, "window": 16}
-    service = Service(str(folder), speculative_config=drafters, context_config=context, max_model_len=1024)
+    service = Service(folder, speculative_config=drafters, context_config=context, max_model_len=1024)
     with live(service) as server:
         window.open(server.url)
         window.log()  # forgets what the page before said when its server had gone

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from loading import llama_folder, llama_tensors
+from loading import repeating_folder
 from outrider import LLM, Piece, SamplingParams
 from outrider.cli.chat import ACCEPTED, PLAIN, Chat, converse, interruptible, painted
 from outrider.cli.main import DONE, main
@@ -21,8 +21,7 @@ PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    tensors = {name: t * (0.1 if "proj" in name else 1.0) for name, t in llama_tensors(1).items()}
-    return str(llama_folder(tmp_path_factory.mktemp("chat") / "model", tensors))
+    return repeating_folder(tmp_path_factory.mktemp("chat") / "model", positions=128)
 
 
 @pytest.fixture(scope="module")

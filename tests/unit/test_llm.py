@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loading import llama_folder, llama_tensors
+from loading import repeating_folder
 from outrider import LLM, SamplingParams
 from outrider.errors import (
     CapacityError,
@@ -29,9 +29,7 @@ LOOKUPS = {"drafters": ["ngram", "suffix"], "vote": "hedge", "num_speculative_to
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Layers that say little: the model half repeats itself, so that some guesses are right and some wrong."""
-    tensors = {name: t * (0.1 if "proj" in name else 1.0) for name, t in llama_tensors(1).items()}
-    return str(llama_folder(tmp_path_factory.mktemp("tiny") / "model", tensors))
+    return repeating_folder(tmp_path_factory.mktemp("tiny") / "model", positions=128)
 
 
 @pytest.fixture(scope="module")

@@ -188,14 +188,6 @@ def make_prompts(llm: LLM, text: str | None, count: int, tokens: int) -> list[li
     return [list(llm.tokenizer.encode(prompt))[:tokens] for prompt in made]
 
 
-def measure(
-    llm: LLM, ways: Sequence[Way], prompts: Sequence[Sequence[int]], max_tokens: int, repeats: int
-) -> list[dict[str, Any]]:
-    """A row per way. The first round of all is not counted: it computes the prompts."""
-    cells = measure_cells(llm, ways, prompts, max_tokens, repeats)
-    return [cell.row(cells[0], len(prompts[0])) for cell in cells]
-
-
 def measure_cells(
     llm: LLM, ways: Sequence[Way], prompts: Sequence[Sequence[int]], max_tokens: int, repeats: int
 ) -> list[Cell]:

@@ -146,6 +146,27 @@ def rows_of(cases: Sequence[Case], modes: int) -> list[dict[str, Any]]:
     return [case.row(cases[index - index % modes]) for index, case in enumerate(cases)]
 
 
+def measure(
+    llm: LLM,
+    modes: Sequence[Mode],
+    prompts: Sequence[Prompt],
+    levels: Sequence[int],
+    *,
+    max_tokens: int,
+    repeats: int,
+    by_task: bool,
+) -> list[Case]:
+    """All modes at every concurrency, once each has compiled and touched what it needs."""
+    for mode in modes:
+        answer(llm, mode, prompts[:1], 1, 8)
+    cases: list[Case] = []
+    for level in levels:
+        cases += run_cases(
+            llm, modes, prompts, concurrency=level, max_tokens=max_tokens, repeats=repeats, by_task=by_task
+        )
+    return cases
+
+
 def run_cases(
     llm: LLM,
     modes: Sequence[Mode],

@@ -123,7 +123,7 @@ def attempt(chat: Chat, text: str) -> None:
         print(f"outrider: {error}; /clear forgets the conversation", file=sys.stderr)
 
 
-@opt.takes_shared
+@opt.takes_options
 def chat(
     model: Annotated[str, typer.Argument(help="Alias, folder, .gguf file or hub id.")] = "smollm2-135m",
     system: Annotated[str | None, typer.Option(help="System message.")] = None,

@@ -13,7 +13,7 @@ from outrider.cli.footer import footer
 from outrider.errors import RequestError
 
 
-@opt.takes_shared
+@opt.takes_options
 def generate(
     model: Annotated[str, typer.Argument(help="Alias, folder, .gguf file or hub id.")],
     prompt: Annotated[str, typer.Option("--prompt", "-p", help="The prompt; - reads it from stdin.")],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -17,6 +17,7 @@ from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
     from outrider.api.llm import LLM
+    from outrider.models.load import LoadedModel
 
 
 def writable(path: Path | None) -> Path | None:
@@ -45,25 +46,39 @@ ContextTable = Annotated[
 ]
 Out = Annotated[Path | None, typer.Option("--out", help="Write the record to this file too.", callback=writable)]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")]
+Model = Annotated[str, typer.Argument(help="Alias, folder, .gguf file or hub id.")]
+Repeats = Annotated[int, typer.Option(min=1, help="Rounds; figures are medians.")]
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30, "t": 10**12, "ti": 2**40}
 
 
 @dataclass(frozen=True)
-class Shared:
+class Compute:
+    """How a model computes: the types of its numbers, and threads. What commands that measure say about it."""
+
+    dtype: Dtype = "auto"
+    kv_cache_dtype: KvDtype = "auto"
+    threads: Threads = None
+
+    def open(self, model: str | LoadedModel, **more: Any) -> LLM:
+        """The LLM that they describe; `more` are further options of LLM."""
+        from outrider.api.llm import LLM
+
+        return LLM(model, **vars(self), **more)
+
+
+@dataclass(frozen=True)
+class Shared(Compute):
     """What commands that answer say about the model, in the same words. Options that are None keep their defaults."""
 
     seed: Seed = 0
-    dtype: Dtype = "auto"
-    kv_cache_dtype: KvDtype = "auto"
     max_model_len: MaxModelLen = None
     kv_memory: KvMemory = None
-    threads: Threads = None
     revision: Revision = None
     speculative_config: Speculative = "auto"
     context_config: ContextTable = None
 
-    def open(self, model: str, **more: Any) -> LLM:
+    def open(self, model: str | LoadedModel, **more: Any) -> LLM:
         """The LLM that they describe; `more` are further options of LLM."""
         from outrider.api.llm import LLM
 
@@ -76,24 +91,42 @@ class Shared:
         return LLM(model, **given)
 
 
-def takes_shared(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command with a keyword `shared: Shared` the options of Shared in its place."""
-    own = [p for p in signature(command, eval_str=True).parameters.values() if p.name != "shared"]
-    kinds = get_type_hints(Shared, include_extras=True)
+def takes_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the fields of its keyword that is a dataclass (Shared or Compute) as options in its place."""
+    own = list(signature(command, eval_str=True).parameters.values())
+    group = next(parameter for parameter in own if is_dataclass(parameter.annotation))
+    kind: Any = group.annotation
+    hints = get_type_hints(kind, include_extras=True)
     common = [
-        Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=kinds[field.name])
-        for field in fields(Shared)
+        Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name])
+        for field in fields(kind)
     ]
 
     @wraps(command)
     def run(**given: Any) -> None:
-        shared = Shared(**{parameter.name: given.pop(parameter.name) for parameter in common})
-        command(**given, shared=shared)
+        options = kind(**{parameter.name: given.pop(parameter.name) for parameter in common})
+        command(**given, **{group.name: options})
 
-    parameters = [*own, *common]
+    parameters = [*(parameter for parameter in own if parameter is not group), *common]
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
+
+
+def words(text: str, option: str) -> list[str]:
+    """Words between commas, of which there must be one; ConfigError names the option otherwise."""
+    found = [word.strip() for word in text.split(",") if word.strip()]
+    if not found:
+        raise ConfigError(f"{option} names nothing; give words, comma separated", option)
+    return found
+
+
+def numbers(text: str, option: str) -> list[int]:
+    """Whole numbers from 1 between commas, of which there must be one; ConfigError names the option otherwise."""
+    found = words(text, option)
+    if not all(word.isdecimal() and int(word) for word in found):
+        raise ConfigError(f"{option} = {text!r} is refused; give numbers from 1, comma separated", option)
+    return [int(word) for word in found]
 
 
 def parse_speculative(text: str) -> Mapping[str, Any] | str | None:

@@ -37,9 +37,10 @@ class Run(NamedTuple):
     cpu: float
 
 
-def timed(pieces: Iterator[object], tokens: int, cpu: Callable[[], float]) -> Run:
-    """Time the pieces of so many tokens."""
+def timed(ask: Callable[[], Iterator[object]], tokens: int, cpu: Callable[[], float]) -> Run:
+    """Time the pieces of so many tokens, from the asking on."""
     used, start = cpu(), time.perf_counter()
+    pieces = ask()
     next(pieces)
     first = time.perf_counter()
     deque(pieces, maxlen=0)
@@ -84,8 +85,8 @@ def main() -> None:
     with served(options.model, serve) as (url, pid), LLM(options.model, speculative_config=None) as llm:
         for number in range(options.rounds + 1):
             ids = llm.tokenizer.encode(f"{number} {TEXT}", add_special=True)
-            mine = timed(through_python(llm, ids, tokens), tokens, time.process_time)
-            theirs = timed(through_http(url, ids, tokens), tokens, partial(process_seconds, pid))
+            mine = timed(partial(through_python, llm, ids, tokens), tokens, time.process_time)
+            theirs = timed(partial(through_http, url, ids, tokens), tokens, partial(process_seconds, pid))
             python.append(mine)
             web.append(theirs)
     python, web = python[1:], web[1:]  # the first round warms up

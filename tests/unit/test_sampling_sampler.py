@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from time import thread_time
 
 import numpy as np
 import pytest
@@ -163,6 +164,17 @@ def test_allowed_and_banned_tokens() -> None:
     assert np.flatnonzero(law(allowed_token_ids=[1, 3])).tolist() == [1, 3]
     assert np.flatnonzero(law(banned_token_ids=[0, 5])).tolist() == [1, 2, 3, 4]
     assert np.flatnonzero(law(allowed_token_ids=[1, 3], banned_token_ids=[3])).tolist() == [1]
+
+
+@pytest.mark.parametrize("asked", [{}, {"banned_token_ids": [3]}, {"allowed_token_ids": [1, 2]}])
+def test_a_request_does_not_wait_for_its_vocabulary_to_be_sorted(asked: dict[str, list[int]]) -> None:
+    """It did: 20 ms to the first token of every request. One pass over a million ids takes far less than this limit."""
+    seconds = []
+    for _ in range(3):
+        start = thread_time()
+        sampler_for(SamplingParams(**asked), vocab_size=1_000_000)
+        seconds.append(thread_time() - start)
+    assert min(seconds) < 0.05
 
 
 def test_no_end_before_min_tokens() -> None:

@@ -10,8 +10,8 @@ import pytest
 from outrider.bench.charts import gains_chart, worst_chart
 from outrider.bench.recorded import Prices, RecordedWorld, WhatIf
 from outrider.bench.simulate import Mode, Simulation, ablation
-from outrider.bench.simulated import Clock
 from outrider.bench.traces import Trace, read_traces, write_traces
+from outrider.bench.world import Clock
 from outrider.bench.worst import WorstCase, worst_case
 from outrider.cli.main import main
 from outrider.drafters.base import Context

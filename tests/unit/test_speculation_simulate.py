@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from outrider.bench.simulate import LLAMA2_70B, PUBLISHED, TASKS, Mode, Simulation, ablation, modes, specialists, table
-from outrider.bench.simulated import Clock, GivenWorld, Machine, SimulatedTarget, Traffic, seconds
+from outrider.bench.simulated import GivenWorld, Machine, SimulatedTarget, Traffic
+from outrider.bench.world import Clock, seconds
 from outrider.types import Draft
 from scripted import context
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from outrider.bench.simulated import Clock, Curve, SimulatedDrafter, TimedDrafter, Work, seconds
+from outrider.bench.simulated import SimulatedDrafter
 from outrider.bench.traces import Trace
+from outrider.bench.world import Clock, Curve, TimedDrafter, Work, WorkingDrafter, seconds
 from outrider.drafters.base import Context, Drafter, Need, Observation
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.suffix import SuffixDrafter
@@ -123,28 +124,15 @@ class Clocked:
         self._drafter.forget(sequence_id)
 
 
-class RecordedDrafter:
+class RecordedDrafter(WorkingDrafter):
     """Says what it said when the traces were recorded; behind its first mistake, nothing that could be right."""
 
-    needs: frozenset[Need] = frozenset()
-
     def __init__(self, name: str, traces: Sequence[Trace], work: Work) -> None:
-        self.name = name
-        self.spent_s = 0.0
-        self._traces, self._work = traces, work
+        super().__init__(name, work)
+        self._traces = traces
 
-    def propose(self, contexts: Sequence[Context], depths: Sequence[int]) -> list[Draft]:
-        drafts = [self._guess(context, depth) for context, depth in zip(contexts, depths, strict=True)]
-        self.spent_s += self._work.draft(contexts, drafts)
-        return drafts
-
-    def observe(self, observations: Sequence[Observation]) -> None:
-        """What it says is recorded."""
-
-    def forget(self, sequence_id: int) -> None:
-        self._work.forget(sequence_id)
-
-    def _guess(self, context: Context, depth: int) -> Draft:
+    def guess(self, context: Context, depth: int) -> Draft:
+        """What it said at this place of the recorded answer."""
         trace, known = self._traces[context.sequence_id], len(context.tokens) - context.prompt_length
         told = trace.guesses[self.name][known : known + depth]
         if not told:

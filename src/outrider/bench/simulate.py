@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Literal
 
-from outrider.bench.simulated import Clock, GivenWorld, Machine, Traffic, World
+from outrider.bench.simulated import GivenWorld, Machine, Traffic
+from outrider.bench.world import Clock, World
 from outrider.config import SpeculativeConfig
 from outrider.drafters.base import Context, Observation
 from outrider.speculation.build import assemble

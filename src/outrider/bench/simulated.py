@@ -1,7 +1,5 @@
 """Drafters, a target and a machine that exist only as numbers: acceptance models and cost tables for simulate.py.
 
-`World` is what the simulator needs to know; `GivenWorld` makes one of numbers, recorded.py makes one of real answers.
-
 Whether a drafter guesses the next token right depends on its skill at the request's task and on how hard that token is
 for everybody (a Gaussian copula: `shared` of the variance is common to all drafters). Every draw is a hash of
 (request, position, drafter), so two policies are compared on the very same luck.
@@ -10,31 +8,18 @@ for everybody (a Gaussian copula: `shared` of the variance is common to all draf
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
-from typing import Protocol
 
-import numpy as np
-
-from outrider.drafters.base import Context, Drafter, Need, Observation
+from outrider.bench.world import Clock, Curve, TimedDrafter, Work, WorkingDrafter, seconds
+from outrider.drafters.base import Context
 from outrider.types import NO_DRAFT, Draft, Finish, Verdict
 
 VOCABULARY = 32000
 _NORMAL = NormalDist()
 _EVERYBODY = 997  # the "drafter" whose draws are a token's own difficulty
 _CONFIDENCE = 499  # added to a drafter's number for the noise in what it says of itself
-
-#: (size, seconds) points; between them a cost is linear, beyond the last the last slope goes on.
-Curve = tuple[tuple[float, float], ...]
-
-
-def seconds(curve: Curve, size: float) -> float:
-    """A cost curve at a size."""
-    sizes, costs = zip(*curve, strict=True)
-    if size > sizes[-1] and len(curve) > 1:
-        return costs[-1] + (size - sizes[-1]) * (costs[-1] - costs[-2]) / (sizes[-1] - sizes[-2])
-    return float(np.interp(size, sizes, costs))
 
 
 @dataclass(frozen=True)
@@ -62,65 +47,6 @@ class Traffic:
 
     def task(self, request: int) -> str:
         return self.tasks[request % len(self.tasks)]
-
-
-class Clock:
-    """Simulated seconds."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class TimedDrafter(Drafter, Protocol):
-    """A drafter whose time is simulated."""
-
-    spent_s: float  # simulated seconds since somebody set it to 0
-
-
-class World(Protocol):
-    """What is true, who may guess it, and what everything costs. Requests are numbers from 0."""
-
-    @property
-    def requests(self) -> int:
-        """How many there are."""
-        ...
-
-    @property
-    def overhead_s(self) -> float:
-        """Seconds of every step that are neither drafting nor verifying."""
-        ...
-
-    @property
-    def parallel(self) -> bool:
-        """Whether drafters run side by side."""
-        ...
-
-    def prompt(self, request: int) -> Sequence[int]:
-        """The tokens a request begins with."""
-        ...
-
-    def length(self, request: int) -> int:
-        """Tokens of its answer."""
-        ...
-
-    def judge(self, request: int, known: int, draft: Draft) -> Verdict:
-        """The verdict on a chain drafted behind `known` tokens of the answer."""
-        ...
-
-    def verify_s(self, rows: int) -> float:
-        """Seconds of a verification."""
-        ...
-
-    def names(self) -> Sequence[str]:
-        """All drafters there are."""
-        ...
-
-    def drafter(self, name: str, clock: Clock) -> TimedDrafter:
-        """A new drafter that moves the clock when it drafts."""
-        ...
 
 
 class GivenWorld:
@@ -181,37 +107,8 @@ class SimulatedTarget:
         return Verdict(tokens, tuple(range(min(right, gained))), len(draft), draft.drafter, finish)
 
 
-@dataclass
-class Work:
-    """The time that a drafter with KV of its own takes: a pass per drafted token, and reading what it has not seen."""
-
-    draft_s: Curve
-    catch_up_s: float
-    clock: Clock
-    _read: dict[int, int] = field(default_factory=dict)  # sequence -> tokens it has read
-
-    def draft(self, contexts: Sequence[Context], drafts: Sequence[Draft]) -> float:
-        """Move the clock by what these drafts take; the seconds."""
-        depths = [len(draft) for draft in drafts]
-        spent = sum(
-            seconds(self.draft_s, sum(deep > step for deep in depths)) for step in range(max(depths, default=0))
-        )
-        for context, deep in zip(contexts, depths, strict=True):
-            if deep:  # the last known token is read by the first pass anyway
-                spent += self.catch_up_s * max(0, len(context.tokens) - 1 - self._read.get(context.sequence_id, 0))
-                self._read[context.sequence_id] = len(context.tokens) + deep - 1
-        self.clock.now += spent
-        return spent
-
-    def forget(self, sequence_id: int) -> None:
-        """The sequence has ended."""
-        self._read.pop(sequence_id, None)
-
-
-class SimulatedDrafter:
+class SimulatedDrafter(WorkingDrafter):
     """Guesses right with the probability its skill at a request gives; `truth` tells it the token at a position."""
-
-    needs: frozenset[Need] = frozenset()
 
     def __init__(
         self,
@@ -222,22 +119,11 @@ class SimulatedDrafter:
         work: Work,
         shared: float = 0.5,
     ) -> None:
-        self.name = name
-        self.spent_s = 0.0
-        self._number, self._skill, self._truth, self._work, self._shared = number, skill, truth, work, shared
+        super().__init__(name, work)
+        self._number, self._skill, self._truth, self._shared = number, skill, truth, shared
 
-    def propose(self, contexts: Sequence[Context], depths: Sequence[int]) -> list[Draft]:
-        drafts = [self._guess(context, depth) for context, depth in zip(contexts, depths, strict=True)]
-        self.spent_s += self._work.draft(contexts, drafts)
-        return drafts
-
-    def observe(self, observations: Sequence[Observation]) -> None:
-        """Its skill is given."""
-
-    def forget(self, sequence_id: int) -> None:
-        self._work.forget(sequence_id)
-
-    def _guess(self, context: Context, depth: int) -> Draft:
+    def guess(self, context: Context, depth: int) -> Draft:
+        """Right up to the first token it does not know; behind that, never."""
         request, known = context.sequence_id, len(context.tokens) - context.prompt_length
         tokens: list[int] = []
         confidence: list[float] = []

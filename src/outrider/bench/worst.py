@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from itertools import product
 
 from outrider.bench.simulate import Mode, Simulation
-from outrider.bench.simulated import Curve, GivenWorld, Machine, Traffic
+from outrider.bench.simulated import GivenWorld, Machine, Traffic
+from outrider.bench.world import Curve
 
 #: Rows of a pass -> passes of one row: SmolLM2-135M on two cores.
 CPU: Curve = ((1, 1.0), (2, 1.09), (5, 1.48), (8, 2.0), (16, 3.3), (32, 5.6))

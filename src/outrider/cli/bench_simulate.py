@@ -13,7 +13,7 @@ from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
     from outrider.bench.recorded import WhatIf
-    from outrider.bench.simulated import World
+    from outrider.bench.world import World
 
 
 def simulate(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from outrider.bench.world import Clock
 from outrider.config import SpeculativeConfig
 from outrider.drafters.base import Context, Drafter, Observation
 from outrider.speculation.build import assemble
@@ -15,16 +16,6 @@ from outrider.speculation.speculator import Speculator
 from outrider.speculation.timing import StepTiming
 from outrider.types import Draft
 from scripted import Script, context, judge_greedy, observation, plain, walk
-
-
-class Clock:
-    """Simulated seconds."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Priced:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import os
 
-from greedy_loop import Clock, Loop, Priced, speculator
+from greedy_loop import Loop, Priced, speculator
 from harness import Harness
+from outrider.bench.world import Clock
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.suffix import SuffixDrafter, SuffixOptions
 from outrider.speculation.history import CAPACITY

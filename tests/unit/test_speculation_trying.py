@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from greedy_loop import Clock, Loop, Priced
+from greedy_loop import Loop, Priced
+from outrider.bench.world import Clock
 from outrider.config import SpeculativeConfig
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.suffix import SuffixDrafter

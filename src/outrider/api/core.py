@@ -20,6 +20,7 @@ from outrider.api.resolve import (
     check_context,
     check_context_budget,
     check_kv_memory,
+    outlook,
     resolve,
     resolve_speculation,
     selector_bytes,
@@ -33,6 +34,7 @@ from outrider.engine.pipelined import PipelinedEngine
 from outrider.errors import CapacityError, ConfigError, PromptTooLongError, RequestError, UnsupportedError
 from outrider.memory.keep import KeptPrompts, NoPrompts, fingerprint
 from outrider.memory.kv import KVMemory
+from outrider.memory.outlook import PAUSE, Outlook, drafts_may_pause
 from outrider.memory.place import Placement, Shape
 from outrider.memory.place.build import (
     check_tiers,
@@ -136,7 +138,9 @@ class Core:
         reading = self._reading(self.resolved.context, cache)
         self.place = make_place(self.resolved.context, cache, self._shape(self.resolved.context, reading))
         self.memory = KVMemory(cache, engine.prefix_caching, reading, self.place, self._prompts(options.dtype))
-        log.info("%s", self.memory_line())
+        log.info("%s", "; ".join(line.strip() for line in self.outlook().lines()))
+        if drafts_may_pause(self.resolved.context):
+            log.warning("lossless mode: %s", PAUSE)
         self.engine = self._engine(self.resolved.speculative)
         self._ids = itertools.count()
         self._seeds = np.random.default_rng(engine.seed)
@@ -189,6 +193,10 @@ class Core:
         """The resolved configuration, and the memory plan in words."""
         named = {"model": self.loaded.name, "family": self.spec.family, "memory_plan": self.memory_line()}
         return {**named, **self.resolved.to_dict()}
+
+    def outlook(self) -> Outlook:
+        """What attention reads, what is resident and what is slow, as planned."""
+        return outlook(self.decoder, self.resolved, self.config)
 
     def memory_line(self) -> str:
         """Where KV will be, as planned, in words."""

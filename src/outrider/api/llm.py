@@ -152,6 +152,11 @@ class LLM:
             **core.place.describe(),
         }
 
+    def context_plan(self) -> dict[str, Any]:
+        """What the context configuration means: what attention reads, what is resident and what is slow, for one
+        request and for `max_num_seqs`, each as long as the engine takes; `lines` says it in words."""
+        return self.core.outlook().to_dict()
+
     def close(self) -> None:
         """Release the model. Streams that are open end with an error."""
         with self._lock:

@@ -7,16 +7,18 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from outrider.config import ContextConfig, EngineConfig, SpeculativeConfig
 from outrider.errors import CapacityError, ConfigError, UnsupportedError
+from outrider.memory.outlook import Outlook, look_ahead
 from outrider.memory.place.build import check_tiers, footprint_of, longest_in
 from outrider.memory.planner import head_page_bytes, selector_token_bytes
 from outrider.memory.selectors import read_selector
+from outrider.models.cache import entry_bytes
 from outrider.models.eagle3_spec import spec_from_config
 from outrider.models.eagle3_store import read_config
-from outrider.models.spec import Decoder, DecoderSpec
+from outrider.models.spec import DecoderSpec
 
 if TYPE_CHECKING:
     from outrider.api.core import Options
@@ -42,7 +44,31 @@ class Resolved:
         return asdict(self)
 
 
-def resolve(decoder: Decoder, options: Options) -> Resolved:
+class Sized(Protocol):
+    """What sizes depend on: a decoder, or what one would be."""
+
+    @property
+    def spec(self) -> DecoderSpec: ...
+
+    @property
+    def weight_bytes(self) -> int: ...
+
+    def kv_bytes_per_token(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Described:
+    """A decoder that nobody has built: as the compiled one would be, with its weights as they are stored."""
+
+    spec: DecoderSpec
+    weight_bytes: int
+    kv_dtype: str = "bfloat16"
+
+    def kv_bytes_per_token(self) -> int:
+        return self.spec.num_layers * entry_bytes(self.spec.num_kv_heads, self.spec.head_dim, self.kv_dtype)
+
+
+def resolve(decoder: Sized, options: Options) -> Resolved:
     """Sizes from the model, the options and the memory of this machine."""
     engine, spec, context = options.engine, decoder.spec, options.context or ContextConfig()
     check_context(context)
@@ -76,9 +102,20 @@ def resolve(decoder: Decoder, options: Options) -> Resolved:
     )
 
 
-def tiered_length(
-    context: ContextConfig, engine: EngineConfig, spec: DecoderSpec, decoder: Decoder, longest: int
-) -> int:
+def outlook(decoder: Sized, resolved: Resolved, engine: EngineConfig) -> Outlook:
+    """What the configuration means, for one request and for as many as are decoded together."""
+    context, spec, size = resolved.context, decoder.spec, engine.page_size
+    selector = selector_bytes(context, spec, size) // size
+    model = footprint_of(context, engine, spec.num_layers, decoder.kv_bytes_per_token(), selector)
+    if context.kv_path is not None and context.slow_kv_dtype != "auto":
+        slow = entry_bytes(spec.num_kv_heads, spec.head_dim, context.slow_kv_dtype)
+        model = replace(model, slow_kv_bytes=slow)
+    kv_type = str(getattr(decoder, "kv_dtype", "float32")).removeprefix("torch.")
+    tokens, requests = resolved.num_pages * size, (1, engine.max_num_seqs)
+    return look_ahead(context, model, kv_type, tokens, resolved.max_model_len, requests)
+
+
+def tiered_length(context: ContextConfig, engine: EngineConfig, spec: DecoderSpec, decoder: Sized, longest: int) -> int:
     """The longest context with this much fast memory for KV. CapacityError where less was asked for than it takes."""
     selector = selector_bytes(context, spec, engine.page_size) // engine.page_size
     model = footprint_of(context, engine, spec.num_layers, decoder.kv_bytes_per_token(), selector)
@@ -107,7 +144,7 @@ def free_space(folder: str) -> int:
     return shutil.disk_usage(path).free
 
 
-def check_kv_memory(kv_memory: int | None, decoder: Decoder) -> None:
+def check_kv_memory(kv_memory: int | None, decoder: Sized) -> None:
     """Refuse more memory for keys and values than this machine has; what an accelerator has it says itself."""
     device = getattr(decoder, "device", None)
     if kv_memory is None or (device is not None and device.type != "cpu"):

@@ -103,7 +103,7 @@ def _asker(llm: LLM, settings: Mapping[str, Any], everything: int) -> Callable[[
     from outrider.bench.eval import Answer
     from outrider.types import SamplingParams
 
-    configured = [None]  # the selector in use; None: that of `settings`
+    configured: list[str | None] = [None]  # the selector in use; None: that of `settings`
 
     def ask(case: Case, reads: Reads | None) -> Answer:
         if reads is not None and [reads.selector] != configured:

@@ -1,14 +1,18 @@
-"""`outrider info MODEL`: what a model is, resolved: family, shape, size, quantisation, tokenizer."""
+"""`outrider info MODEL`: what a model is, resolved: family, shape, size, quantisation, tokenizer; and with a context
+configuration what attention would read, what would be resident and what slow."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from outrider.cli import options as opt
 
 if TYPE_CHECKING:
     from outrider.models.load import LoadedModel
@@ -19,16 +23,25 @@ def info(
     model: Annotated[str, typer.Argument(help="Alias, folder, .gguf file or hub id; fetched where needed.")],
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")] = None,
+    context_config: opt.ContextTable = None,
+    kv_cache_dtype: opt.KvDtype = "auto",
+    max_model_len: opt.MaxModelLen = None,
+    max_num_seqs: opt.MaxNumSeqs = 16,
+    kv_memory: opt.KvMemory = None,
 ) -> None:
-    """Show what a model is.
+    """Show what a model is, and what a context configuration would mean for it.
 
-    Example: outrider info smollm2-135m --json
+    Example: outrider info smollm2-135m --context-config '{"mode": "sparse", "budget": 1024}'
     """
     from outrider.models.load import load_model
     from outrider.models.load.progress import progress_bar
 
     with progress_bar() as progress:
-        facts = describe(load_model(model, revision=revision, progress=progress))
+        loaded = load_model(model, revision=revision, progress=progress)
+    engine = {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs, "kv_cache_dtype": kv_cache_dtype}
+    engine["kv_memory"] = opt.parse_bytes(kv_memory) if kv_memory else None
+    context = opt.parse_table(context_config, "--context-config") if context_config else None
+    facts = {**describe(loaded), "context_plan": context_plan(loaded, context, engine)}
     if json_output:
         print(json.dumps(facts, ensure_ascii=False))
     else:
@@ -75,6 +88,18 @@ def describe(loaded: LoadedModel) -> dict[str, Any]:
     }
 
 
+def context_plan(loaded: LoadedModel, context: Mapping[str, Any] | None, engine: Mapping[str, Any]) -> dict[str, Any]:
+    """What the configuration means on this machine; ConfigError or CapacityError as a start with it would give."""
+    from outrider.api.core import Options
+    from outrider.api.resolve import Described, outlook, resolve
+
+    options = Options.parse(None, context, engine)
+    kind = options.engine.kv_cache_dtype
+    weight_bytes = sum(int(getattr(weight, "nbytes", 0)) for weight in loaded.weights.values())
+    model = Described(loaded.spec, weight_bytes, "bfloat16" if kind == "auto" else kind)
+    return outlook(model, resolve(model, options), options.engine).to_dict()
+
+
 def kv_bytes(spec: DecoderSpec) -> dict[str, int]:
     """Bytes of one token's keys and values in all layers, by type; int8 has a scale per entry and head."""
     heads = 2 * spec.num_layers * spec.num_kv_heads
@@ -93,7 +118,11 @@ def print_table(facts: dict[str, Any]) -> None:
     """One fact a line."""
     width = max(map(len, facts))
     for name, value in facts.items():
-        print(f"{name.replace('_', ' '):<{width}}  {_shown(name, value)}")
+        if name != "context_plan":
+            print(f"{name.replace('_', ' '):<{width}}  {_shown(name, value)}")
+    for line in facts.get("context_plan", {}).get("lines", ()):
+        title, _, text = line.partition(": ") if not line.startswith(" ") else ("", "", line.strip())
+        print(f"{title:<{width}}  {text}")
 
 
 def _drafter(entry: Any) -> str:

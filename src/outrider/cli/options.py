@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
@@ -88,7 +89,17 @@ class Shared(Compute):
             given["kv_memory"] = parse_bytes(self.kv_memory)
         if self.context_config is not None:
             given["context_config"] = parse_table(self.context_config, "--context-config")
-        return LLM(model, **given)
+        llm = LLM(model, **given)
+        if self.context_config is not None:
+            print_plan(llm.context_plan())
+        return llm
+
+
+def print_plan(plan: Mapping[str, Any]) -> None:
+    """What attention reads and where KV will be, on stderr; notes are warnings of the start already."""
+    for line in plan["lines"]:
+        if not line.startswith("note:"):
+            print(line, file=sys.stderr)
 
 
 def takes_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,8 +14,13 @@ from rich.bar import Bar
 from rich.console import Console
 from rich.table import Table
 
+from outrider.api.resolve import selector_bytes
+from outrider.cli import options as opt
 from outrider.cli.plan_model import find_model
+from outrider.config import ContextConfig, EngineConfig, from_mapping
 from outrider.errors import ConfigError
+from outrider.memory.outlook import reads_line, show_bytes
+from outrider.memory.place.build import STAGING_LAYERS, buffer_capacity, check_tiers
 from outrider.memory.planner import (
     Footprint,
     Load,
@@ -25,6 +31,8 @@ from outrider.memory.planner import (
     plan,
     thresholds,
 )
+from outrider.memory.selectors import read_selector
+from outrider.models.spec import DecoderSpec
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
@@ -37,20 +45,16 @@ def parse_bytes(text: str, field: str) -> int:
     return int(float(match[1]) * UNITS[(match[2] or "").lower()])
 
 
-def show_bytes(count: float) -> str:
-    """Bytes as people read them, in powers of 1024."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
-
-
 def plan_command(
     model: Annotated[str, typer.Argument(help="A shape (llama3-8b ...), alias, folder, .gguf or config.json")],
-    memory: Annotated[str, typer.Option(help="Fast memory, such as 80GiB")],
+    memory: Annotated[
+        str | None,
+        typer.Option(help="Fast memory, such as 80GiB; default: kv_memory of --context-config, for KV alone"),
+    ] = None,
     requests: Annotated[int, typer.Option(help="Requests decoded together")] = 1,
-    budget: Annotated[int, typer.Option(help="Entries that attention reads per KV head")] = 2048,
+    budget: Annotated[
+        int | None, typer.Option(help="Entries that attention reads per KV head; default: the config's, else 2048")
+    ] = None,
     length: Annotated[int | None, typer.Option(help="Context length to place; default: the model's own")] = None,
     slow_memory: Annotated[str | None, typer.Option(help="Slow tier, such as 512GiB; default: no limit")] = None,
     weights: Annotated[
@@ -58,7 +62,10 @@ def plan_command(
     ] = "bfloat16",
     kv_type: Annotated[str, typer.Option(help="KV in the fast tier: float32, bfloat16 or int8")] = "bfloat16",
     slow_type: Annotated[str | None, typer.Option(help="KV in the slow tier; default: as in the fast one")] = None,
-    selector: Annotated[str, typer.Option(help="published, head, pages or window")] = "published",
+    selector: Annotated[
+        str | None, typer.Option(help="published, head, pages or window; default: the config's, else published")
+    ] = None,
+    context_config: opt.ContextTable = None,
     overhead: Annotated[float, typer.Option(help="Factor on the weights for activations and fragmentation")] = 1.3,
     plot: Annotated[Path | None, typer.Option(help="Also draw the chart into this file (needs matplotlib)")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object and nothing else")] = False,
@@ -66,16 +73,20 @@ def plan_command(
     """Print what fits: thresholds, placement and a chart.
 
     Example: outrider plan llama3-8b --memory 80GiB --requests 32 --budget 2048
+    Example: outrider plan llama3-8b --memory 24GiB --context-config '{"mode": "sparse", "budget": 1024}'
     """
+    table = opt.parse_table(context_config, "--context-config") if context_config else None
+    context = None if table is None else from_mapping(ContextConfig, table, "--context-config")
     report = make_report(
         model,
-        parse_bytes(memory, "memory"),
+        None if memory is None else parse_bytes(memory, "memory"),
         requests,
         budget,
         length,
         parse_bytes(slow_memory, "slow_memory") if slow_memory else None,
         weights,
         {"kv_type": kv_type, "slow_type": slow_type, "selector": selector, "overhead": overhead},
+        context,
     )
     if plot:
         draw_chart(report, plot)
@@ -87,23 +98,28 @@ def plan_command(
 
 def make_report(
     name: str,
-    memory: int,
+    memory: int | None,
     requests: int = 1,
-    budget: int = 2048,
+    budget: int | None = None,
     length: int | None = None,
     slow_limit: int | None = None,
     weights: str = "bfloat16",
     options: dict[str, Any] | None = None,
+    context: ContextConfig | None = None,
 ) -> dict[str, Any]:
     """Everything that the command prints, as JSON types. ConfigError or ModelError name what is wrong."""
     spec, weight_bytes = find_model(name, weights)
-    model = footprint(spec, weight_bytes, **(options or {}))
+    given = {key: value for key, value in (options or {}).items() if value is not None}
+    model = footprint(spec, weight_bytes, **given) if context is None else serve(spec, weight_bytes, given, context)
+    memory, model = limit(memory, model, context)
+    budget, buffered = budgets(budget, context, model)
     length = spec.max_positions if length is None else length
     if length < 1:
         raise ConfigError("length must be 1 or more", "length")
-    loads = [Load(length, budget)] * requests
-    limits = thresholds(model, memory, requests, budget, slow_limit)
-    layers = fit_layers(model, memory, loads, slow_limit)
+    loads = [Load(length, buffered)] * requests
+    bounds = thresholds(model, memory, requests, buffered, slow_limit)
+    forced = None if context is None else context.slow_layers
+    layers = fit_layers(model, memory, loads, slow_limit) if forced is None else forced
     chosen = plan(model, memory, loads, model.layers if layers is None else layers, slow_limit)
     return {
         "schema": "outrider.plan/1",
@@ -111,18 +127,55 @@ def make_report(
         "layers": spec.num_layers,
         "requests": requests,
         "budget": budget,
+        "reads": None if context is None else reads_line(replace(context, budget=budget)),
         "length": length,
         "memory": memory,
         "slow_memory": slow_limit,
         "footprint": asdict(model),
-        "thresholds": limits,
-        "slow_layers": layers,
+        "thresholds": bounds,
+        "slow_layers": layers if chosen.fits else None,
         "fast_bytes": chosen.fast_bytes,
         "slow_bytes": chosen.slow_bytes,
         "parts": chosen.parts(),
-        "most_requests": most_requests(model, memory, Load(length, budget), slow_limit),
-        "curve": _curve(model, memory, requests, budget, slow_limit, chosen),
+        "most_requests": most_requests(model, memory, Load(length, buffered), slow_limit),
+        "curve": _curve(model, memory, requests, buffered, slow_limit, chosen),
     }
+
+
+def serve(spec: DecoderSpec, weight_bytes: int, given: Mapping[str, Any], context: ContextConfig) -> Footprint:
+    """The footprint of a model that this engine serves with a context configuration: its own selector and staging."""
+    engine, choice = EngineConfig(), read_selector(context.selector)
+    check_tiers(replace(context, kv_path=context.kv_path or "."), spec, engine.page_size)
+    kind = given.get("selector", "window" if context.mode == "full" else choice.name)
+    slow = given.get("slow_type", None if context.slow_kv_dtype == "auto" else context.slow_kv_dtype)
+    more = {
+        **given,
+        "selector": kind,
+        "slow_type": slow,
+        "page_size": engine.page_size,
+        "staging_layers": STAGING_LAYERS,
+    }
+    model = replace(footprint(spec, weight_bytes, **more), pass_rows=engine.max_num_batched_tokens)
+    if "selector" in given:
+        return model
+    return replace(model, selector_bytes=selector_bytes(context, spec, engine.page_size) // engine.page_size)
+
+
+def limit(memory: int | None, model: Footprint, context: ContextConfig | None) -> tuple[int, Footprint]:
+    """The bytes that are planned with, and what they are to hold: all, or KV alone as kv_memory means it."""
+    if memory is not None:
+        return memory, model
+    if context is None or context.kv_memory is None:
+        raise ConfigError("give --memory, such as 80GiB, or kv_memory in --context-config", "memory")
+    return context.kv_memory, replace(model, weight_bytes=0, head_bytes=0)
+
+
+def budgets(budget: int | None, context: ContextConfig | None, model: Footprint) -> tuple[int, int]:
+    """Entries that attention reads, and those that the buffer of a slow layer holds of them."""
+    if context is None:
+        return (2048, 2048) if budget is None else (budget, budget)
+    read = context.budget if budget is None else budget
+    return read, buffer_capacity(replace(context, budget=read), model.page_size)
 
 
 def _curve(
@@ -146,6 +199,8 @@ def print_report(report: dict[str, Any], console: Console) -> None:
         f"{report['model']}: {report['requests']} requests, budget {report['budget']}, "
         f"{show_bytes(report['memory'])} of fast memory"
     )
+    if report["reads"]:
+        console.print(f"context: {report['reads']}")
     _print_placement(report, console)
     _print_thresholds(report, console)
     _print_bars(report, console)
@@ -153,10 +208,11 @@ def print_report(report: dict[str, Any], console: Console) -> None:
 
 def _print_placement(report: dict[str, Any], console: Console) -> None:
     layers, total = report["slow_layers"], report["layers"]
+    resident = f"; layers 0 to {total - layers - 1} stay resident" if layers and layers < total else ""
     verdict = (
         "does not fit even with every layer in the slow tier"
         if layers is None
-        else f"fits with {layers} of {total} layers in the slow tier"
+        else f"fits with {layers} of {total} layers in the slow tier{resident}"
         if layers
         else "fits with everything resident"
     )

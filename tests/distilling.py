@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from compiling import Stored
 from loading import CHAT, byte_level_tokenizer
 from outrider.distill.data import Prompt, write_prompts
 from outrider.distill.options import DistillOptions
@@ -43,23 +43,6 @@ OPTIONS = {
     "checkpoint_every": 20,
     "engine_prompts": 0,
 }
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A weight in memory."""
-
-    values: np.ndarray
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.values.shape
-
-    def dense(self) -> np.ndarray:
-        return self.values
-
-    def groups(self) -> None:
-        return None
 
 
 def tiny_target(seed: int = 0, spec: DecoderSpec = SPEC) -> LoadedModel:

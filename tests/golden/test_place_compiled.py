@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from compiling import Stored
 from faults import LazyTransfer, ShuffledTransfer
 from outrider.memory.place import Layout, Need, Offload, PageMover, Rows
 from outrider.memory.select import Chooser, PageSelector, PageSummaries, Sticky, View, float_rows, group_layers
@@ -19,19 +20,6 @@ SLOW = (2, 3)
 GROUPS = group_layers(SPEC.num_layers, 2)
 
 
-class Plain:
-    """A weight in fp32."""
-
-    def __init__(self, values):
-        self.values, self.shape = values.astype(np.float32), values.shape
-
-    def dense(self):
-        return self.values
-
-    def groups(self):
-        return None
-
-
 @pytest.fixture(scope="module")
 def weights():
     rng = np.random.default_rng(0)
@@ -39,7 +27,10 @@ def weights():
               "gate": (48, 32), "up": (48, 32), "down": (32, 48)}  # fmt: skip
     named = {"embed": (61, 32), "final_norm": (32,)}
     named |= {f"layers.{i}.{name}": shape for i in range(SPEC.num_layers) for name, shape in shapes.items()}
-    return {name: Plain(rng.normal(size=shape) * 0.5 + (len(shape) == 1)) for name, shape in named.items()}
+    return {
+        name: Stored((rng.normal(size=shape) * 0.5 + (len(shape) == 1)).astype(np.float32))
+        for name, shape in named.items()
+    }
 
 
 def planes(cache, layer):

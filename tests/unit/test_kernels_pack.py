@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from compiling import Stored
 from outrider.kernels.cpu import formats, layout
 from outrider.kernels.cpu import pack as packing
 from outrider.kernels.cpu.machine import compiled
@@ -118,22 +119,16 @@ def test_tiny_and_bad_values_are_not_lost():
         assert shown.sum() == 32
 
 
+def as_weight(ints: GroupedInts) -> Stored:
+    return Stored(dense(ints), ints)
+
+
 def test_modes_keep_what_is_stored_where_it_is_small_enough():
-    class Weight:
-        def __init__(self, ints):
-            self.ints, self.shape = ints, ints.q.shape
-
-        def dense(self):
-            return dense(self.ints)
-
-        def groups(self):
-            return self.ints
-
-    four, eight = Weight(stored(formats.Q4_F16, 16, 64)), Weight(stored(formats.Q8_F16, 16, 64))
+    four, eight = as_weight(stored(formats.Q4_F16, 16, 64)), as_weight(stored(formats.Q8_F16, 16, 64))
     assert [pack(four, mode).kind for mode in ("auto", "int8", "int4")] == [formats.Q4_F16] * 3
     assert [pack(eight, mode).kind for mode in ("auto", "int8")] == [formats.Q8_F16] * 2
     assert pack(eight, "int4").kind == formats.Q4_F16
-    six = Weight(stored(formats.Q6_K, 16, 256))
+    six = as_weight(stored(formats.Q6_K, 16, 256))
     assert [pack(six, mode).kind for mode in ("auto", "int8")] == [formats.Q6_K] * 2
     assert pack(six, "int4").kind == formats.Q4_F16
     assert pack(four, "float32").kind == formats.F32

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from compiling import Stored
 from outrider.errors import ConfigError, ModelError
 from outrider.kernels import reference as ops
 from outrider.models.build import build_decoder
@@ -28,22 +29,13 @@ SPEC = DecoderSpec(
 PAGE = 4
 
 
-class Noise:
+def noise(shape: tuple[int, ...], seed: int) -> Stored:
     """A random weight."""
-
-    def __init__(self, shape: tuple[int, ...], seed: int) -> None:
-        self.shape = shape
-        scale = 1.0 if len(shape) == 1 else shape[1] ** -0.5
-        self.values = np.random.default_rng(seed).standard_normal(shape).astype(np.float32) * scale
-
-    def dense(self):
-        return self.values
-
-    def groups(self):
-        return None
+    scale = 1.0 if len(shape) == 1 else shape[1] ** -0.5
+    return Stored(np.random.default_rng(seed).standard_normal(shape).astype(np.float32) * scale)
 
 
-WEIGHTS = {name: Noise(shape, i) for i, (name, shape) in enumerate(expected_shapes(SPEC, 32).items())}
+WEIGHTS = {name: noise(shape, i) for i, (name, shape) in enumerate(expected_shapes(SPEC, 32).items())}
 TOKENS = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9]
 
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from distilling import SPEC, TAPS, Stored, tiny_target
+from compiling import Stored
+from distilling import SPEC, TAPS, tiny_target
 from outrider import LLM, SamplingParams
 from outrider.api.core import AUTO
 from outrider.config import SpeculativeConfig

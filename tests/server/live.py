@@ -1,7 +1,10 @@
-"""A server on a free loopback port for the length of a test."""
+"""A server on a free loopback port for the length of a test: in this process, or the command itself."""
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -50,6 +53,21 @@ def live(backend: Any, **settings: Any) -> Iterator[Live]:
         server.stop()
         thread.join(15)
         assert not thread.is_alive(), "the server did not end"
+
+
+@contextmanager
+def command(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`outrider serve` as a process on a free port, and its address; killed at the end unless the test has ended it."""
+    program = [sys.executable, "-m", "outrider.cli.main", "serve", *words, "--port", "0"]
+    process = subprocess.Popen(program, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        found = next(m for line in process.stderr if (m := re.search(r'running on (http://[^"]+)', line)))
+        threading.Thread(target=process.stderr.read, daemon=True).start()  # keeps the pipe empty
+        yield process, found[1]
+    finally:
+        process.kill()
+        process.wait(10)
 
 
 def wait_for(condition: Any, seconds: float = 5.0) -> None:

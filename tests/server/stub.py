@@ -13,28 +13,16 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from outrider.api.outputs import Piece
 from outrider.errors import CapacityError
 from outrider.types import Finish, Logprob, SamplingParams
 
 START, END, BOS = 256, 257, 258
 CONTROL = {START: b"<|start|>", END: b"<|end|>", BOS: b"<|bos|>"}
 
-
-@dataclass(frozen=True)
-class StubPiece:
-    """What the real service's piece looks like."""
-
-    request_id: str
-    index: int
-    text: str
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[Logprob, ...] = ()
-    accepted: int = 0
-    drafted: int = 0
-    drafter: str = "none"
-    finish: Finish | None = None
-    cached_tokens: int = 0
-    prompt_logprobs: tuple[Logprob | None, ...] | None = None
+CHAT = "/v1/chat/completions"
+LONG = {"messages": [{"role": "user", "content": "say:" + "x" * 4000}]}
+SHORT = {"messages": [{"role": "user", "content": "say:hi"}]}
 
 
 class StubTokenizer:
@@ -107,7 +95,7 @@ class StubBackend:
 
     async def stream(
         self, prompt_ids: Sequence[int], params: SamplingParams, request_id: str
-    ) -> AsyncGenerator[StubPiece, None]:
+    ) -> AsyncGenerator[Piece, None]:
         self.seen.append((list(prompt_ids), params))
         if self.refuse is not None:
             raise self.refuse
@@ -121,7 +109,7 @@ class StubBackend:
             for number, pieces in enumerate(zip_longest(samples)):
                 for piece in pieces:
                     if self.fail_after == number:
-                        yield StubPiece(request_id, piece.index, "", finish=Finish("error", "it broke"))
+                        yield Piece(request_id, piece.index, "", finish=Finish("error", "it broke"))
                         continue
                     self.delivered += len(piece.token_ids)
                     yield piece
@@ -158,7 +146,7 @@ class StubBackend:
     def close(self) -> None:
         self.closed = True
 
-    def _sample(self, prompt: Sequence[int], params: SamplingParams, request_id: str, index: int) -> list[StubPiece]:
+    def _sample(self, prompt: Sequence[int], params: SamplingParams, request_id: str, index: int) -> list[Piece]:
         text = self.script(prompt, params, index)
         ids, finish = list(text.encode("utf-8", "surrogateescape")), Finish("stop", END)
         for stop in params.stop_strings:
@@ -177,7 +165,7 @@ class StubBackend:
             tokens = tuple(ids[start : start + step])
             last = start + step >= len(ids)
             self.drafts += speculative
-            yield StubPiece(
+            yield Piece(
                 request_id=request_id,
                 index=index,
                 text=decoder.decode(bytes(tokens), last),
@@ -192,7 +180,7 @@ class StubBackend:
             )
 
 
-def zip_longest(samples: list[list[StubPiece]]) -> Any:
+def zip_longest(samples: list[list[Piece]]) -> Any:
     """Rounds of the pieces that are left."""
     for number in range(max(map(len, samples))):
         yield [pieces[number] for pieces in samples if number < len(pieces)]
@@ -206,3 +194,8 @@ def _prompt(prompt: Sequence[int], params: SamplingParams) -> tuple[Logprob | No
     if params.prompt_logprobs is None:
         return None
     return (None, *(_logprob(token, params.prompt_logprobs) for token in prompt[1:]))
+
+
+def slow(**options: Any) -> StubBackend:
+    """An engine that would take minutes for LONG."""
+    return StubBackend(delay=0.1, max_model_len=10**6, **options)

@@ -21,12 +21,6 @@ def server() -> Iterator[Live]:
         yield running
 
 
-@pytest.fixture
-def client(server: Live) -> openai.OpenAI:
-    server.backend.seen.clear()
-    return server.openai()
-
-
 def user(text: str) -> list[dict]:
     return [{"role": "user", "content": text}]
 

@@ -16,12 +16,6 @@ def server() -> Iterator[Live]:
         yield running
 
 
-@pytest.fixture
-def client(server: Live) -> openai.OpenAI:
-    server.backend.seen.clear()
-    return server.openai()
-
-
 def test_sixteen_tokens_by_default(client: openai.OpenAI) -> None:
     answer = client.completions.create(model="stub", prompt="say:" + "x" * 40)
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("x" * 16, "length")

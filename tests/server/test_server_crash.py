@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,7 +13,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from live import wait_for
+from live import command, wait_for
 
 from loading import LLAMA_CONFIG, llama_folder, llama_tensors
 from outrider.memory.tiers.scratch import PATTERN
@@ -34,18 +32,9 @@ def served(model: str, folder: Path) -> Iterator[tuple[subprocess.Popen[str], ht
     """The command itself, with half of the layers in the slow tier and long prompts kept."""
     context = {"mode": "sparse", "budget": 48, "window": 16, "kv_path": str(folder), "kv_memory": 1 << 26}
     context |= {"slow_layers": 2, "keep_prompts": 64}
-    command = [sys.executable, "-m", "outrider.cli.main", "serve", model, "--port", "0", "--max-model-len", "512"]
-    command += ["--context-config", json.dumps(context), "--speculative-config", "off"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    try:
-        found = next(m for line in process.stderr if (m := re.search(r'running on (http://[^"]+)', line)))
-        threading.Thread(target=process.stderr.read, daemon=True).start()  # keeps the pipe empty
-        with httpx.Client(base_url=found[1], timeout=60) as http:
-            yield process, http
-    finally:
-        process.kill()
-        process.wait(10)
+    options = ["--max-model-len", "512", "--context-config", json.dumps(context), "--speculative-config", "off"]
+    with command(model, *options) as (process, url), httpx.Client(base_url=url, timeout=60) as http:
+        yield process, http
 
 
 def answer(http: httpx.Client, prompt: list[int], tokens: int = 24) -> tuple[list[int], int]:

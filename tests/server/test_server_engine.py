@@ -36,12 +36,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def http(server: Live) -> Iterator[httpx.Client]:
-    with server.http() as client:
-        yield client
-
-
 class Answer:
     """What a test looks at."""
 

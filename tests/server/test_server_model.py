@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,6 +12,7 @@ from contextlib import contextmanager
 import httpx
 import openai
 import pytest
+from live import command
 
 from outrider import LLM, SamplingParams
 
@@ -37,17 +36,10 @@ LOOKUPS = '{"drafters": ["ngram", "suffix"], "num_speculative_tokens": 4}'
 
 @contextmanager
 def served(*options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The command itself, on a free port; killed at the end where the test has not ended it."""
-    command = [sys.executable, "-m", "outrider.cli.main", "serve", MODEL, "--port", "0", "--max-num-seqs", "8"]
-    command += ["--set", "drain_timeout=2", "--kv-memory", "256MiB", *options]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    try:
-        found = next(m for line in process.stderr if (m := re.search(r'running on (http://[^"]+)', line)))
-        yield process, found[1]
-    finally:
-        process.kill()
-        process.wait(10)
+    """The command with the default model, and its address."""
+    usual = ["--max-num-seqs", "8", "--set", "drain_timeout=2", "--kv-memory", "256MiB"]
+    with command(MODEL, *usual, *options) as running:
+        yield running
 
 
 def answer(url: str, question: str, **options: object) -> openai.types.chat.ChatCompletion:

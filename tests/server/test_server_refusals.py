@@ -10,23 +10,17 @@ from typing import Any
 import httpx
 import pytest
 from live import Live, live
-from stub import StubBackend, StubTokenizer
+from stub import CHAT, StubBackend, StubTokenizer
 
 MESSAGES = [{"role": "user", "content": "x"}]
 TOOL = {"type": "function", "function": {"name": "f"}}
-CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+COMPLETION = "/v1/completions"
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Live]:
     with live(StubBackend(max_model_len=1000)) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def http(server: Live) -> Iterator[httpx.Client]:
-    with server.http() as client:
-        yield client
 
 
 def refused(response: httpx.Response, status: int = 400) -> dict[str, Any]:

@@ -9,19 +9,10 @@ import pytest
 from outrider.errors import ConfigError
 from outrider.speculation.hedge import HedgeRules, HedgeVote
 from outrider.speculation.prefix_tree import PrefixTree
-from outrider.speculation.trial import Trial, agreement, depth, head, subset
+from outrider.speculation.trial import agreement, depth, head, subset
 from outrider.speculation.vote import ANY_DEPTH, MajorityRules, MajorityVote, NoVote
-from outrider.types import NO_DRAFT, Draft, Verdict
-
-
-def chain(name, *tokens, confidence=None):
-    return Draft(tokens, drafter=name, confidence=confidence)
-
-
-def trial(proposals, truth, submitted, sequence_id=0):
-    right = agreement(submitted, truth)
-    verdict = Verdict(tuple(truth), tuple(range(right)), len(submitted), submitted.drafter)
-    return Trial(sequence_id, {draft.drafter: draft for draft in proposals}, submitted, verdict)
+from outrider.types import NO_DRAFT, Draft
+from trials import chain, voted
 
 
 def vote_of(vote, *drafts, sequence_id=0):
@@ -143,18 +134,18 @@ def test_voted_drafts_are_point_masses():
 def test_majority_rewards_and_punishes_only_the_winner():
     vote = MajorityVote(["a", "b", "c"], MajorityRules(reward=1.1, penalty=0.5))
     a, b, c = chain("a", 1, 2), chain("b", 1, 2), chain("c", 3, 4)
-    vote.observe([trial([a, b, c], (7,), a)])
+    vote.observe([voted([a, b, c], (7,), a)])
     shares = vote.weights()
     assert shares["a"] == pytest.approx(0.5 * shares["b"])
     assert shares["b"] == shares["c"]
-    vote.observe([trial([a, b, c], (3, 4, 5), c)])
+    vote.observe([voted([a, b, c], (3, 4, 5), c)])
     assert vote.weights()["c"] == pytest.approx(1.1 * vote.weights()["b"])
 
 
 def test_majority_judges_the_mean_over_the_requests_won():
     vote = MajorityVote(["a", "b"], MajorityRules(threshold=0.5))
     a = chain("a", 1, 2)
-    vote.observe([trial([a], (1, 2, 3), a, 0), trial([a], (1, 9), a, 1), trial([a], (9,), a, 2)])
+    vote.observe([voted([a], (1, 2, 3), a, 0), voted([a], (1, 9), a, 1), voted([a], (9,), a, 2)])
     assert vote.weights()["a"] > 0.5
 
 
@@ -162,7 +153,7 @@ def test_majority_weights_have_a_floor():
     vote = MajorityVote(["a", "b"], MajorityRules(penalty=0.5, floor=0.1))
     a = chain("a", 1)
     for _ in range(50):
-        vote.observe([trial([a], (2,), a)])
+        vote.observe([voted([a], (2,), a)])
     assert vote.weights()["a"] == pytest.approx(0.1 / 1.1)
 
 
@@ -171,7 +162,7 @@ def test_hedge_scores_losers_too():
     vote = HedgeVote(["a", "b", "c"])
     a, b, c = chain("a", 1, 2), chain("b", 7, 8), chain("c", 1, 3)
     before = vote.shares(0)
-    vote.observe([trial([a, b, c], (7,), a)])
+    vote.observe([voted([a, b, c], (7,), a)])
     after = vote.shares(0)
     assert after["b"] > before["b"]
     assert after["a"] < before["a"]
@@ -182,7 +173,7 @@ def test_hedge_trusts_different_drafters_on_different_requests():
     vote = HedgeVote(["code", "chat"])
     for _ in range(20):
         code, chat = chain("code", 1, 2, 3), chain("chat", 4, 5, 6)
-        vote.observe([trial([code, chat], (1, 2, 3, 9), code, 0), trial([code, chat], (4, 5, 6, 9), code, 1)])
+        vote.observe([voted([code, chat], (1, 2, 3, 9), code, 0), voted([code, chat], (4, 5, 6, 9), code, 1)])
     assert vote.shares(0)["code"] > 0.9
     assert vote.shares(1)["chat"] > 0.9
     assert vote.weights()["code"] == pytest.approx(0.5, abs=0.1)
@@ -193,7 +184,7 @@ def test_hedge_starts_new_requests_from_the_global_prior():
     vote = HedgeVote(["good", "bad"])
     for sequence_id in range(40):
         good, bad = chain("good", 1, 2, 3), chain("bad", 4, 5, 6)
-        vote.observe([trial([good, bad], (1, 2, 3, 9), good, sequence_id)])
+        vote.observe([voted([good, bad], (1, 2, 3, 9), good, sequence_id)])
         vote.forget(sequence_id)
     assert vote.shares(99)["good"] > 0.7
     vote.forget(99)
@@ -203,7 +194,7 @@ def test_hedge_starts_new_requests_from_the_global_prior():
 def test_a_sleeping_drafter_keeps_its_weight():
     vote = HedgeVote(["lookup", "a", "b"])
     for _ in range(10):
-        vote.observe([trial([Draft(drafter="lookup"), chain("a", 1), chain("b", 2)], (1, 5), chain("a", 1))])
+        vote.observe([voted([Draft(drafter="lookup"), chain("a", 1), chain("b", 2)], (1, 5), chain("a", 1))])
     request = vote._requests[0]
     assert request["lookup"].score == 0.0
     assert request["a"].score > 0 > request["b"].score
@@ -214,7 +205,7 @@ def test_a_dead_drafter_stops_and_is_probed_ever_more_seldom():
     vote = HedgeVote(["good", "bad"], rules)
     good, bad = chain("good", 1, 2, 3), chain("bad", 4, 5, 6)
     for _ in range(30):
-        vote.observe([trial([good, bad], (1, 2, 3, 9), good)])
+        vote.observe([voted([good, bad], (1, 2, 3, 9), good)])
     asked = [vote.reach(0, "bad", False) for _ in range(100)]
     probes = [i for i, reach in enumerate(asked) if reach]
     assert set(asked) == {0, rules.probe_depth}
@@ -226,7 +217,7 @@ def test_an_outvoted_drafter_drafts_where_nobody_else_has_an_idea():
     vote = HedgeVote(["lookup", "head"])
     lookup, head_ = chain("lookup", 1, 2, 3, 4, 5, 6), chain("head", 1, 9)
     for _ in range(30):
-        vote.observe([trial([lookup, head_], (1, 2, 3, 4, 5, 6, 7), lookup)])
+        vote.observe([voted([lookup, head_], (1, 2, 3, 4, 5, 6, 7), lookup)])
     assert vote.shares(0)["head"] < HedgeRules().floor
     assert vote.reach(0, "head", True) == 0
     assert vote.reach(0, "head", False) == ANY_DEPTH
@@ -236,13 +227,13 @@ def test_a_drafter_that_turns_good_comes_back():
     vote = HedgeVote(["good", "bad"], HedgeRules(first_probe=4, last_probe=16))
     good, bad = chain("good", 1, 2, 3), chain("bad", 4, 5, 6)
     for _ in range(30):
-        vote.observe([trial([good, bad], (1, 2, 3, 9), good)])
+        vote.observe([voted([good, bad], (1, 2, 3, 9), good)])
     for rounds in range(400):  # noqa: B007
         reach = vote.reach(0, "bad", False)
         if reach == ANY_DEPTH:
             break
         asked = [good, head(bad, reach)] if reach else [good]
-        vote.observe([trial(asked, (4, 5, 6, 9), good)])
+        vote.observe([voted(asked, (4, 5, 6, 9), good)])
     assert rounds < 300
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from outrider.distill.data import Prompt, distinct
 from outrider.distill.guard import is_evaluation
-from outrider.distill.prompt_parts import TEMPLATES
+from outrider.distill.prompt_templates import TEMPLATES
 from outrider.distill.prompts import Rng, fill
 
 TURNS = 0.5  # share of the prompts that go on a conversation; the others are about texts

@@ -13,9 +13,10 @@ import random
 import re
 from collections.abc import Callable, Sequence
 
-from outrider.distill import prompt_parts as parts
 from outrider.distill.data import Prompt, distinct
 from outrider.distill.prompt_foreign import FOREIGN
+from outrider.distill.prompt_templates import FUNCTIONS, TEMPLATES
+from outrider.distill.prompt_words import NUMBERS, WORDS
 
 Rng = random.Random
 SLOT = re.compile(r"\{(\w+)\}")
@@ -46,7 +47,7 @@ def fill(template: str, rng: Rng) -> str:
 
 
 def _words(kind: str) -> list[str]:
-    return list(map(str, parts.NUMBERS[kind])) if kind in parts.NUMBERS else parts.WORDS[kind]
+    return list(map(str, NUMBERS[kind])) if kind in NUMBERS else WORDS[kind]
 
 
 def passages_of(prose: str, count: int, seed: int = 0, words: tuple[int, int] = (90, 320)) -> list[str]:
@@ -67,7 +68,7 @@ def _stretch(paragraphs: Sequence[str], rng: Rng, length: int) -> str:
 
 
 def _from(name: str) -> Callable[[Rng, Sequence[str]], str]:
-    templates = parts.TEMPLATES[name]
+    templates = TEMPLATES[name]
     return lambda rng, passages: fill(rng.choice(templates), rng)
 
 
@@ -75,7 +76,7 @@ def _translation(rng: Rng, passages: Sequence[str]) -> str:
     """A sentence of another language, put together from its own templates."""
     language = rng.choice(sorted(FOREIGN))
     sentences = [fill_foreign(language, rng) for _ in range(rng.choice((1, 1, 1, 2)))]
-    return fill(rng.choice(parts.TEMPLATES["translate"]), rng).replace("<language>", language) + " ".join(sentences)
+    return fill(rng.choice(TEMPLATES["translate"]), rng).replace("<language>", language) + " ".join(sentences)
 
 
 def fill_foreign(language: str, rng: Rng) -> str:
@@ -85,20 +86,20 @@ def fill_foreign(language: str, rng: Rng) -> str:
 
 
 def _summary(rng: Rng, passages: Sequence[str]) -> str:
-    return fill(rng.choice(parts.TEMPLATES["summarize"]), rng) + rng.choice(passages)
+    return fill(rng.choice(TEMPLATES["summarize"]), rng) + rng.choice(passages)
 
 
 def _question(rng: Rng, passages: Sequence[str]) -> str:
     """A question behind one or two passages."""
     context = "\n\n".join(rng.choice(passages) for _ in range(rng.choice((1, 1, 2))))
-    return context + "\n\n" + fill(rng.choice(parts.TEMPLATES["ask"]), rng)
+    return context + "\n\n" + fill(rng.choice(TEMPLATES["ask"]), rng)
 
 
 def _function(rng: Rng, passages: Sequence[str]) -> str:
     """A signature with its docstring, to be completed."""
-    name, arguments, returns, text = rng.choice(parts.FUNCTIONS)
+    name, arguments, returns, text = rng.choice(FUNCTIONS)
     header = f'def {name}({arguments}) -> {returns}:\n    """{text}\n    """\n'
-    return rng.choice(parts.TEMPLATES["complete"]).replace("<code>", header)
+    return rng.choice(TEMPLATES["complete"]).replace("<code>", header)
 
 
 WRITERS: dict[str, list[Callable[[Rng, Sequence[str]], str]]] = {

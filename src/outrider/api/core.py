@@ -137,7 +137,8 @@ class Core:
         cache = self.decoder.new_cache(self.resolved.num_pages, engine.page_size)
         reading = self._reading(self.resolved.context, cache)
         self.place = make_place(self.resolved.context, cache, self._shape(self.resolved.context, reading))
-        self.memory = KVMemory(cache, engine.prefix_caching, reading, self.place, self._prompts(options.dtype))
+        self._mark = partial(self._fingerprint, options.dtype)
+        self.memory = KVMemory(cache, engine.prefix_caching, reading, self.place, self._prompts(reading))
         log.info("%s", "; ".join(line.strip() for line in self.outlook().lines()))
         if drafts_may_pause(self.resolved.context):
             log.warning("lossless mode: %s", PAUSE)
@@ -167,8 +168,10 @@ class Core:
         check_context(context)
         reading = self._reading(context, self.memory.cache)
         context = self._replace(context, reading)
-        self.memory.reread(reading)
         self.resolved = replace(self.resolved, context=context)
+        if reading.mark != self.memory.reading.mark:
+            self.memory.prompts = self._prompts(reading)
+        self.memory.reread(reading)
         self.respeculate(self._asked)
 
     def _replace(self, context: ContextConfig, reading: FullAttention | SparseAttention) -> ContextConfig:
@@ -178,7 +181,9 @@ class Core:
         if context.slow_kv_dtype == "auto":
             context = replace(context, slow_kv_dtype=old.slow_kv_dtype)
         context = replace(context, keep_prompts=context.keep_prompts or old.keep_prompts)
-        for name in ("kv_path", "slow_kv_dtype", "keep_prompts"):
+        if context.keep_bytes == ContextConfig.keep_bytes:
+            context = replace(context, keep_bytes=old.keep_bytes)
+        for name in ("kv_path", "slow_kv_dtype", "keep_prompts", "keep_bytes"):
             if getattr(context, name) != getattr(old, name):
                 raise ConfigError(f"{name} cannot be changed; make a new LLM", name)
         check_tiers(context, self.spec, self.config.page_size)
@@ -209,14 +214,16 @@ class Core:
         selector = selector_bytes(context, spec, size) // size
         return footprint_of(context, self.config, spec.num_layers, self.decoder.kv_bytes_per_token(), selector)
 
-    def _prompts(self, dtype: str) -> NoPrompts:
-        """Prompts that stay on disk, where that is asked for."""
+    def _prompts(self, reading: FullAttention | SparseAttention) -> NoPrompts:
+        """Prompts that stay on disk, where that is asked for; they are those of a retrieval head where one reads."""
         context = self.resolved.context
         if context.keep_prompts is None or context.kv_path is None:
             return NoPrompts()
+        return KeptPrompts(context.kv_path, self._mark() + reading.mark, context.keep_prompts, context.keep_bytes)
+
+    def _fingerprint(self, dtype: str) -> str:
         kind = getattr(self.decoder, "kv_dtype", None)
-        mark = fingerprint(self.spec, self.loaded.weights, dtype, kind, self.config.page_size)
-        return KeptPrompts(context.kv_path, mark, context.keep_prompts)
+        return fingerprint(self.spec, self.loaded.weights, dtype, kind, self.config.page_size)
 
     def _shape(self, context: ContextConfig, reading: FullAttention | SparseAttention) -> Shape:
         """What the buffers of slow layers are made for."""

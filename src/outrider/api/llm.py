@@ -157,6 +157,16 @@ class LLM:
         request and for `max_num_seqs`, each as long as the engine takes; `lines` says it in words."""
         return self.core.outlook().to_dict()
 
+    def kept_prompts(self) -> list[dict[str, Any]]:
+        """The prompts that `keep_prompts` left in `kv_path`, the least recently used first: path, tokens, bytes, when
+        each was last used (seconds since 1970), and whether this model and configuration can use it."""
+        prompts = self.core.memory.prompts
+        return [
+            {"path": str(file.path), "tokens": file.tokens, "bytes": file.nbytes, "used": file.used}
+            | {"usable": file.model == prompts.model}
+            for file in prompts.files()
+        ]
+
     def close(self) -> None:
         """Release the model. Streams that are open end with an error."""
         with self._lock:

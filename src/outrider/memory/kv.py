@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from outrider.memory.keep import NoPrompts
+from outrider.memory.keep import NoPrompts, Prompt
 from outrider.memory.look import Gain
 from outrider.memory.place.single import Pass, Run, SingleTier
 from outrider.memory.place.step import Need
@@ -243,7 +243,7 @@ class KVMemory:
 
     def report(self) -> ContextReport:
         """What was read, and what moved for it."""
-        return replace(self.reading.report(), tiers=self.place.report())
+        return replace(self.reading.report(), tiers=self.place.report(), kept=self.prompts.report())
 
     def close(self) -> None:
         """Nothing is asked any more."""
@@ -294,15 +294,16 @@ class KVMemory:
         found = self.prompts.find(known)
         if found <= sequence.computed or table.missing(found) > self.pool.available:
             return
-        planes = self.prompts.load(known[:found])
-        if planes is None:
+        prompt = self.prompts.load(known[:found])
+        if prompt is None:
             return
         table.reserve(found)
         first = sequence.computed // size
-        run = self._run(sequence, sequence.computed, found - sequence.computed)
-        self.place.put(run, [[plane[first:] for plane in part] for part in planes])
+        run, new = self._run(sequence, sequence.computed, found - sequence.computed), prompt.after(first)
+        self.place.put(run, new.planes)
         sequence.computed = found
         self.reading.rejoin(run.slots)
+        self.reading.recall(run.pages[first:], new.held)
         table.publish(known[:found])
 
     def _keep(self, sequence: Sequence) -> None:
@@ -311,8 +312,14 @@ class KVMemory:
         wanted = (sequence.prompt_length - 1) // size * size  # the last token is computed anew, to say what follows
         whole = min(wanted, sequence.computed, self.reading.whole(sequence))
         if whole == wanted > 0:
-            run = partial(self._run, sequence, 0, whole)
-            self.prompts.keep(sequence.tokens[:whole], lambda: self.place.take(run()))
+            self.prompts.keep(sequence.tokens[:whole], partial(self._whole_pages, sequence, whole))
+
+    def _whole_pages(self, sequence: Sequence, entries: int) -> Prompt | None:
+        """A copy of a sequence's first entries, all of full pages; None where some are lost."""
+        run = self._run(sequence, 0, entries)
+        planes = self.place.take(run)
+        held = self.reading.keep(run.pages[: entries // self.cache.page_size])
+        return None if planes is None else Prompt(planes, held)
 
     def _run(self, sequence: Sequence, start: int, count: int) -> Run:
         table = self._table(sequence)

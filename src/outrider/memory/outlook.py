@@ -107,7 +107,8 @@ class Outlook:
         context, notes = self.context, []
         if context.keep_prompts is not None:
             size = show_bytes(context.keep_bytes)
-            notes.append(f"kept: prompts of {context.keep_prompts:,} tokens or more stay in {context.kv_path}, {size}")
+            what = f"prompts of {context.keep_prompts:,} tokens or more stay in {context.kv_path}"
+            notes.append(f"kept: {what}, {size} of them at most")
         if drafts_may_pause(context):
             notes.append(f"note: {PAUSE}")
         return notes

@@ -18,6 +18,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider.config import ContextConfig
 from outrider.memory.look import Gain, Look
@@ -39,6 +40,7 @@ class Reading(Protocol):
 
     taps: tuple[int, ...]
     states: tuple[int, ...]
+    mark: str  # names what kept prompts rest on beside KV; empty: nothing else
 
     def select(self, plan: Plan, drafts: SequenceOf[Draft], pages: Int32) -> Selection | None:
         """What the step reads; pages [S, P] of the plan's sequences. None: everything."""
@@ -68,6 +70,14 @@ class Reading(Protocol):
         """Entries that a preempted sequence took along, or that a cache holds, are in `slots`, ascending."""
         ...
 
+    def keep(self, pages: Int32) -> list[NDArray]:
+        """What is held of full pages and cannot be found from their keys, each [pages, ...], for `recall`."""
+        ...
+
+    def recall(self, pages: Int32, held: SequenceOf[NDArray]) -> None:
+        """An earlier start kept this of pages that are here again."""
+        ...
+
     def redo(self, sequence: Sequence) -> None:
         """All that the sequence has computed was lost; it is computed again, reading everything."""
         ...
@@ -90,6 +100,7 @@ class FullAttention:
 
     taps: tuple[int, ...] = ()
     states: tuple[int, ...] = ()
+    mark = ""
 
     def select(self, plan: Plan, drafts: SequenceOf[Draft], pages: Int32) -> Selection | None:
         return None
@@ -110,6 +121,12 @@ class FullAttention:
         """Nobody takes anything along."""
 
     def rejoin(self, slots: Int32, held: Any = None) -> None:
+        """Nothing is held."""
+
+    def keep(self, pages: Int32) -> list[NDArray]:
+        return []
+
+    def recall(self, pages: Int32, held: SequenceOf[NDArray]) -> None:
         """Nothing is held."""
 
     def redo(self, sequence: Sequence) -> None:
@@ -133,7 +150,7 @@ class SparseAttention:
 
     def __init__(self, reader: ContextReader, cache: KVCache, mode: str) -> None:
         self.reader = reader
-        self.taps, self.states = reader.taps, reader.states
+        self.taps, self.states, self.mark = reader.taps, reader.states, reader.mark
         self._cache, self._mode = cache, mode
         self._whole: dict[int, int] = {}  # by sequence id
         self._partly: set[int] = set()  # sequences that do not read everything in the open step
@@ -174,6 +191,12 @@ class SparseAttention:
     def rejoin(self, slots: Int32, held: Any = None) -> None:
         self._fold([slots])
         self.reader.put(slots, held)
+
+    def keep(self, pages: Int32) -> list[NDArray]:
+        return self.reader.keep(pages)
+
+    def recall(self, pages: Int32, held: SequenceOf[NDArray]) -> None:
+        self.reader.recall(pages, held)
 
     def redo(self, sequence: Sequence) -> None:
         self._whole[sequence.id] = max(sequence.computed, self._whole.get(sequence.id, 0))

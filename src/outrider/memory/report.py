@@ -31,6 +31,22 @@ class TierReport:
 
 
 @dataclass(frozen=True)
+class KeptReport:
+    """Prompts that stay on disk: what is there now, of whatever model, and what happened since the start."""
+
+    files: int = 0
+    tokens: int = 0
+    bytes: int = 0
+    limit: int = 0  # bytes that all files may take
+    found: int = 0  # prompts that a request began on
+    written: int = 0
+    removed: int = 0  # least recently used ones that made room
+    damaged: int = 0  # deleted, and computed again
+    failed: int = 0  # that the disk did not take
+    too_large: int = 0  # that alone would have passed the limit
+
+
+@dataclass(frozen=True)
 class ContextReport:
     """The record of one engine. A step here is one sequence's part of a forward pass, prefill not counted.
 
@@ -50,6 +66,7 @@ class ContextReport:
     select_s: float = 0.0  # seconds spent on selecting
     selector_bytes: int = 0  # held for selection
     tiers: TierReport | None = None  # None: there is no slow tier
+    kept: KeptReport | None = None  # None: no prompts are kept
 
     @property
     def read_share(self) -> float:

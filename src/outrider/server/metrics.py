@@ -102,6 +102,7 @@ class EngineCollector(Collector):
         yield from _speculation(now)
         yield from _tiers(now)
         yield from _context(now)
+        yield from _kept(now)
 
 
 def _speculation(now: Snapshot) -> Iterator[Metric]:
@@ -170,6 +171,23 @@ def _context(now: Snapshot) -> Iterator[Metric]:
         yield _gauge("selection_overlap", "Share of selected entries that the step before read too.", context.overlap)
     if context.captured is not None:
         yield _gauge("selection_captured", "Share of attention believed to be in the selections.", context.captured)
+
+
+def _kept(now: Snapshot) -> Iterator[Metric]:
+    """Prompts that stay on disk for later starts; silent where none do."""
+    kept = now.context.kept
+    if kept is None:
+        return
+    yield _gauge("kept_prompts", "Prompts on disk.", kept["files"])
+    yield _gauge("kept_prompts_tokens", "Tokens of the prompts on disk.", kept["tokens"])
+    yield _gauge("kept_prompts_bytes", "Size of the prompts on disk.", kept["bytes"])
+    yield _gauge("kept_prompts_limit_bytes", "Size that they may reach.", kept["limit"])
+    yield _counter("kept_prompts_found", "Requests that began on a prompt from disk.", kept["found"])
+    yield _counter("kept_prompts_written", "Prompts written to disk.", kept["written"])
+    yield _counter("kept_prompts_removed", "Least recently used prompts that made room for others.", kept["removed"])
+    yield _counter("kept_prompts_damaged", "Damaged prompts, deleted and computed again.", kept["damaged"])
+    yield _counter("kept_prompts_failed", "Prompts that the disk did not take.", kept["failed"])
+    yield _counter("kept_prompts_too_large", "Prompts larger than the limit.", kept["too_large"])
 
 
 def _by_drafter(name: str, text: str, now: Snapshot, attribute: str) -> Metric:

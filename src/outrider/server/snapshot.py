@@ -46,6 +46,7 @@ class ContextStats:
     captured: float | None = None
     overlap: float | None = None
     select_s: float = 0.0
+    kept: Mapping[str, int] | None = None  # prompts that stay on disk; None where none ever do
 
     @property
     def read_share(self) -> float:

@@ -15,7 +15,6 @@ from outrider.memory.place.rules import Rules, Shape
 from outrider.memory.place.single import SingleTier
 from outrider.memory.planner import Footprint, longest_context
 from outrider.memory.reading import FullAttention, LosslessAttention, SparseAttention
-from outrider.memory.selectors import read_selector
 from outrider.memory.tiers.disk import DiskTier
 from outrider.memory.transfer import Transfer
 from outrider.models.cache import PagedKVCache
@@ -40,12 +39,6 @@ def check_tiers(context: ContextConfig, spec: DecoderSpec, page_size: int) -> No
         raise ConfigError("context_config: kv_memory needs kv_path, a folder for the layers that do not fit", "kv_path")
     if context.keep_prompts is not None and context.kv_path is None:
         raise ConfigError("context_config: keep_prompts needs kv_path, the folder to keep them in", "kv_path")
-    if context.keep_prompts is not None and read_selector(context.selector).path is not None:
-        raise ConfigError(
-            "context_config: keep_prompts is refused with a retrieval head, whose own keys are not kept; use 'pages' "
-            "or 'window'",
-            "keep_prompts",
-        )
     if context.kv_path is None:
         for name, idle in WITHOUT_TIER.items():
             if getattr(context, name) not in idle:

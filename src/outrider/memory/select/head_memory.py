@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider.memory.look import Gain, Look
 from outrider.memory.select.head_kernels import normalise, project
@@ -99,6 +100,19 @@ class HeadMemory:
         self._fuse([sequence_id] if sequence_id in self._traces else [], ask=False)
         self.keys[slots // self._page_size, :, slots % self._page_size] = rows
         self._traces[sequence_id] = kept
+
+    def keep(self, pages: Int32) -> list[NDArray]:
+        """A copy of the keys, and of the last states, of full pages: all of their entries are fused."""
+        return [self.keys[pages], self._ends[pages]]
+
+    def recall(self, pages: Int32, held: Sequence[NDArray]) -> None:
+        """What `keep` gave is back, in other pages."""
+        self.keys[pages], self._ends[pages] = held
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the weights and positions that keys rest on."""
+        return self._weights.fingerprint
 
     def forget(self, sequence_id: int) -> None:
         """The sequence ended."""

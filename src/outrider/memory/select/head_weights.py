@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from math import ceil
 
 import numpy as np
@@ -20,6 +21,7 @@ from outrider.types import Float32
 
 #: Tokens whose embeddings are kept at hand.
 RECENT_TOKENS = 4096
+FINGERPRINT_ROWS = 64  # of every matrix
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,16 @@ class HeadWeights:
     @property
     def nbytes(self) -> int:
         return self.fuse.nbytes + self.q.nbytes + self.k.nbytes
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of the shape, the rope and a few rows of what makes keys."""
+        shape = (self.taps, self.heads, self.kv_heads, self.head_dim, self.rope, self.eps)
+        digest = blake2b(repr(shape).encode(), digest_size=16)
+        for values in (self.fuse.weight, self.k.weight, self.fuse.bias, self.k.bias, self.state_norm, self.input_norm):
+            if values is not None:
+                digest.update(np.ascontiguousarray(values[:FINGERPRINT_ROWS]).tobytes())
+        return digest.hexdigest()
 
 
 class Embeddings:

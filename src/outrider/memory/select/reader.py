@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider.config import ContextConfig
 from outrider.errors import ConfigError
@@ -54,6 +55,7 @@ class ContextReader:
         self.chooser = chooser
         self.taps = chooser.selector.taps
         self.states = () if head is None else head.taps
+        self.mark = "" if head is None else head.fingerprint
         self._head, self._first_full = head, first_full
         self._policy, self._budget, self._summaries = policy, budget, summaries
         self.reads: dict[int, Reads] = {}  # by sequence id: its latest step
@@ -153,6 +155,15 @@ class ContextReader:
         """Entries that were taken are back, in other slots."""
         if self._head is not None and held is not None:
             self._head.put(slots, held)
+
+    def keep(self, pages: Int32) -> list[NDArray]:
+        """What selection holds of full pages and could not find again from their keys, for `recall`."""
+        return [] if self._head is None else self._head.keep(pages)
+
+    def recall(self, pages: Int32, held: Sequence[NDArray]) -> None:
+        """What `keep` gave is back, in other pages."""
+        if self._head is not None:
+            self._head.recall(pages, held)
 
     def report(self, mode: str, select_s: float) -> ContextReport:
         """What was read so far."""

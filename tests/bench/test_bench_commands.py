@@ -1,4 +1,4 @@
-"""`outrider bench ...` on a tiny model: options reach the measurement, and the last line on stdout is its record."""
+"""`outrider bench` and `outrider eval` on a tiny model: options arrive, and the last line on stdout is the record."""
 
 from __future__ import annotations
 
@@ -70,6 +70,17 @@ def test_peers_without_peers(folder: str, capsys: Captured) -> None:
     assert [(row["shape"], row["peer"], row["outrider_over_it"]) for row in record["rows"]] == [
         ("decode", "outrider", 1.0)
     ]
+
+
+def test_eval_scores_and_captures(folder: str, capsys: Captured) -> None:
+    words = ["eval", folder, "--threads", "1", "--suite", "captured,key_value", "--lengths", "300", "--cases", "1"]
+    assert main([*words, "--budgets", "80,90", "--selectors", "pages,window"]) == DONE
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [row["reads"] for row in record["rows"] if "reads" in row] == [
+        "full", "pages 80", "pages 90", "window 80", "window 90",
+    ]  # fmt: skip
+    shares = [(row["budget"], row["selector"]) for row in record["rows"] if "captured" in row]
+    assert shares == [(budget, selector) for budget in (80, 90) for selector in ("pages", "window")]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,8 +17,19 @@ if TYPE_CHECKING:
     from outrider.bench.eval_cases import Case
 
 
+@dataclass(frozen=True)
+class Questions:
+    """What the model is asked about: texts of so many tokens, and how many cases of each kind."""
+
+    lengths: list[int]
+    cases: int
+    folder: Path | None  # with the public texts
+    seed: int
+
+
+@opt.takes_options
 def eval_command(
-    model: Annotated[str, typer.Argument(help="Alias, folder, .gguf file or hub id.")] = "smollm2-135m",
+    model: opt.Model = "smollm2-135m",
     suite: Annotated[
         str, typer.Option(help="Suites, comma separated; all: every one; captured: attention that selections hold.")
     ] = "key_value",
@@ -32,9 +44,8 @@ def eval_command(
     seed: Annotated[int, typer.Option(help="Of the cases.")] = 0,
     plots: Annotated[Path | None, typer.Option(help="Folder for pictures (needs matplotlib).")] = None,
     out: opt.Out = None,
-    dtype: opt.Dtype = "auto",
-    kv_cache_dtype: opt.KvDtype = "auto",
-    threads: opt.Threads = None,
+    *,
+    compute: opt.Compute,
 ) -> None:
     """Score a model on long contexts at several budgets.
 
@@ -42,40 +53,19 @@ def eval_command(
 
     Example: outrider eval qwen2.5-coder-0.5b --suite needle_single,key_value --lengths 4096 --selectors pages,window
     """
-    from outrider.api.llm import LLM
     from outrider.bench import record, table
-    from outrider.bench.eval import SUITES, Reads, evaluate, make_cases, summarise
+    from outrider.bench.eval import SUITES, Reads, summarise
     from outrider.bench.workloads import data_folder
 
-    names = list(SUITES) if suite == "all" else _words(suite)
-    sizes, wanted = ([int(word) for word in _words(text)] for text in (lengths, budgets))
-    picked = _words(selectors) if selectors else [None]
-    ways = [Reads(budget, name) for name in picked for budget in wanted]
+    names = list(SUITES) if suite == "all" else opt.words(suite, "--suite")
+    asked = Questions(opt.numbers(lengths, "--lengths"), cases, data_folder(data), seed)
+    sizes, picked = opt.numbers(budgets, "--budgets"), opt.words(selectors, "--selectors") if selectors else [None]
     settings = {"mode": "sparse", **(opt.parse_table(context_config, "--context-config") if context_config else {})}
-    rows: list[dict[str, Any]] = []
-    shares: list[dict[str, Any]] = []
-    with LLM(
-        model,
-        speculative_config=None,
-        context_config=settings,
-        max_model_len=max(sizes) + 128,
-        max_num_seqs=1,
-        dtype=dtype,
-        kv_cache_dtype=kv_cache_dtype,
-        threads=threads,
-    ) as llm:
-        if "captured" in names:
-            from outrider.bench.eval_captured import captured_texts, measure_captured
-
-            names.remove("captured")
-            for length in sizes:
-                texts = captured_texts(data_folder(data), length, _counter(llm), seed)
-                shares += measure_captured(llm, texts, wanted, settings)
-            llm.set_context_config(settings)
-        for name in names:
-            made = make_cases(name, data_folder(data), sizes, cases, _counter(llm), seed)
-            record.note(f"{name}: {len(made)} cases, full attention and {', '.join(way.label for way in ways)}")
-            rows += evaluate(made, _asker(llm, settings, 4 * max(sizes)), ways)
+    room = {"max_model_len": max(asked.lengths) + 128, "max_num_seqs": 1}
+    with compute.open(model, speculative_config=None, context_config=settings, **room) as llm:
+        shares = measure_shares(llm, asked, sizes, settings) if "captured" in names else []
+        scored = [name for name in names if name != "captured"]
+        rows = score(llm, scored, asked, [Reads(size, name) for name in picked for size in sizes], settings)
         config = {**llm.describe(), "context": settings, "seed": seed}
     means = summarise(rows)
     if shares:
@@ -85,12 +75,37 @@ def eval_command(
         columns = ["task", "length", "reads", "cases", "score", "points_lost", "equal", "prefix"]
         table.show(means, columns, f"eval of {model}")
     if plots and rows:
-        _draw(rows, plots, max(sizes))
+        _draw(rows, plots, max(asked.lengths))
     record.emit(record.new_record("eval", config, [*means, *shares], cases=rows), out)
 
 
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
+def measure_shares(
+    llm: LLM, asked: Questions, budgets: Sequence[int], settings: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Rows of the suite captured; the engine reads as `settings` say afterwards."""
+    from outrider.bench.eval_captured import captured_texts, measure_captured
+
+    rows: list[dict[str, Any]] = []
+    for length in asked.lengths:
+        texts = captured_texts(asked.folder, length, _counter(llm), asked.seed)
+        rows += measure_captured(llm, texts, budgets, settings)
+    llm.set_context_config(settings)
+    return rows
+
+
+def score(
+    llm: LLM, suites: Sequence[str], asked: Questions, ways: Sequence[Reads], settings: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Rows of the other suites, a case in one way of reading each."""
+    from outrider.bench.eval import evaluate, make_cases
+    from outrider.bench.record import note
+
+    rows: list[dict[str, Any]] = []
+    for suite in suites:
+        made = make_cases(suite, asked.folder, asked.lengths, asked.cases, _counter(llm), asked.seed)
+        note(f"{suite}: {len(made)} cases, full attention and {', '.join(way.label for way in ways)}")
+        rows += evaluate(made, _asker(llm, settings, 4 * max(asked.lengths)), ways)
+    return rows
 
 
 def _counter(llm: LLM) -> Callable[[str], int]:

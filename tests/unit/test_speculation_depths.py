@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from outrider.speculation.depths import Market, added_values, best_depths, plan_depths
+from outrider.speculation.depths import LonePrice, Market, added_values, best_depths, plan_alone, plan_depths
 
 
 def market(row=0.1, step=(0.0,), token=(0.05,), serial=1.0):
@@ -35,6 +37,19 @@ def test_a_step_is_taken_when_together_it_pays():
     value = np.array([[0.0, 0.4]])
     assert best_depths(value, 1.0)[0].tolist() == [0]
     assert best_depths(np.repeat(value, 8, axis=0), 1.0)[0].tolist() == [1] * 8
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 3), st.integers(1, 5))
+def test_one_drafter_is_planned_in_plain_numbers_as_in_arrays(seed, sequences, depth):
+    rng = np.random.default_rng(seed)
+    expected, standing = rng.uniform(0, 1, (2, sequences, depth))
+    limits = rng.integers(0, depth + 1, sequences).tolist()
+    row, step, token, entry = *rng.uniform(0, 0.3, 3), rng.uniform(0, 0.3, sequences)
+    alone, worth = plan_alone(expected.tolist(), limits, standing.tolist(), LonePrice(row, step, token), entry.tolist())
+    prices = Market(row, np.array([step]), np.array([token]), 1.0, entry[None])
+    depths, told = plan_depths(expected[None], limits, standing, prices)
+    assert (alone, worth) == (depths[0].tolist(), pytest.approx(told, abs=1e-12))
+    assert worth > 0 or not any(alone)
 
 
 #: Two specialists, two sequences each.

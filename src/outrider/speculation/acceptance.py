@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
 from typing import Protocol
 
 from outrider.speculation.trial import Trial
@@ -186,6 +188,8 @@ class Acceptance:
 def survival(draft: Draft) -> list[float]:
     """Probability that each node is reached and accepted: the product of confidences along its path."""
     assert draft.confidence is not None, "only calibrated drafts have a survival"
+    if draft.is_chain:
+        return list(accumulate(draft.confidence, mul))
     reached: list[float] = []
     for node, confidence in enumerate(draft.confidence):
         parent = draft.parent(node)
@@ -196,7 +200,7 @@ def survival(draft: Draft) -> list[float]:
 def _scaled(rates: Sequence[float], skill: Skill, optimism: float) -> list[float]:
     """The rates times the request's factors, kept away from 0 and 1."""
     later = skill.factor(1, optimism)
-    scaled = [min(max(rate * later, _LOWEST), _HIGHEST) for rate in rates]
+    scaled = [rate * later for rate in rates]
     if rates:
-        scaled[0] = min(max(rates[0] * skill.factor(0, optimism), _LOWEST), _HIGHEST)
-    return scaled
+        scaled[0] = rates[0] * skill.factor(0, optimism)
+    return [p if _LOWEST <= p <= _HIGHEST else min(max(p, _LOWEST), _HIGHEST) for p in scaled]

@@ -94,7 +94,11 @@ class CostTable:
         self._seconds[right - 1] *= factor ** (1 - share)
         self._seconds[right] *= factor**share
         for knot in range(max(right - 1, 1), len(self._knots)):
-            self._seconds[knot] = max(self._seconds[knot], self._seconds[knot - 1])
+            if self._seconds[knot] >= self._seconds[knot - 1]:
+                if knot > right:
+                    break  # what lies behind has not moved
+            else:
+                self._seconds[knot] = self._seconds[knot - 1]
 
 
 class RunningMean:

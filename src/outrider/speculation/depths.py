@@ -2,13 +2,15 @@
 
 All values are in tokens: so many seconds are worth the tokens that the engine gains in that time. Three kinds of teams
 are compared: all drafters together (a crowd pays where they run side by side), every sequence with its likeliest one
-(routing), and each drafter alone. The best team wins if it beats drafting nothing.
+(routing), and each drafter alone. The best team wins if it beats drafting nothing. One costly drafter, the usual case,
+is planned in plain numbers: a few sequences are too little for arrays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +29,14 @@ class Market:
     entry: Float64 | None = None  # [J, n] of beginning with a sequence: reading what was not read yet, per round
 
 
+class LonePrice(NamedTuple):
+    """Prices of one round with one drafter, in tokens, as in Market."""
+
+    row: float
+    step: float
+    token: float
+
+
 def plan_depths(
     expected: Float64, limits: Sequence[int], standing: Float64, market: Market
 ) -> tuple[NDArray[np.int64], float]:
@@ -41,6 +51,45 @@ def plan_depths(
         if worth > best_worth:
             chosen, best_worth = team * depths, worth
     return chosen, best_worth
+
+
+def plan_alone(
+    expected: Sequence[Sequence[float]],
+    limits: Sequence[int],
+    standing: Sequence[Sequence[float]],
+    price: LonePrice,
+    entry: Sequence[float],
+) -> tuple[list[int], float]:
+    """`plan_depths` for a single drafter, whose teams are all the same: (depths [n], worth).
+
+    expected, standing [n][K] as there; entry [n]: of beginning with a sequence.
+    """
+    values = [_values(*sequence, price) for sequence in zip(expected, limits, standing, entry, strict=True)]
+    best, best_worth = 0, 0.0
+    highest = [0.0] * len(values)
+    for deep in range(1, max(map(len, values))):
+        highest = [
+            of_depth[deep] if deep < len(of_depth) and of_depth[deep] > before else before
+            for of_depth, before in zip(values, highest, strict=True)
+        ]
+        worth = sum(highest) - price.step * deep
+        if worth > best_worth:
+            best, best_worth = deep, worth
+    return [of_depth.index(max(of_depth[: best + 1])) for of_depth in values], best_worth
+
+
+def _values(
+    expected: Sequence[float], limit: int, standing: Sequence[float], entry: float, price: LonePrice
+) -> list[float]:
+    """What a depth of 0, 1, ... of one sequence is worth in tokens, passes not counted."""
+    values, worth, reached, there, row = [0.0], -entry, 1.0, 1.0, price.row
+    both = row + price.token
+    for own, other in zip(expected[:limit], standing, strict=False):
+        reached *= own if own > other else other
+        there *= other
+        worth += reached - both - (there - row if there > row else 0.0)
+        values.append(worth)
+    return values
 
 
 def best_depths(values: Float64, step_cost: float) -> tuple[NDArray[np.int64], float]:

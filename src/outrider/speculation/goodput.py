@@ -24,7 +24,7 @@ from outrider.errors import ConfigError
 from outrider.speculation.acceptance import Estimates, survival
 from outrider.speculation.account import Account
 from outrider.speculation.costs import CostTable, RunningMean
-from outrider.speculation.depths import Market, plan_depths
+from outrider.speculation.depths import LonePrice, Market, plan_alone, plan_depths
 from outrider.speculation.length import Unread, nothing_unread
 from outrider.speculation.pace import Lives, Throughput
 from outrider.speculation.prices import Calls, DraftCosts
@@ -109,6 +109,7 @@ class GoodputLength:
         self._rest = Rest(self._rules.patience, self._rules.longest_rest)
         self._net = RunningMean(0.0)  # plain steps that a round of drafting gained, waiting for drafts paid
         self._cheap: dict[tuple[str, int], bool] = {}  # by drafter and sequences, until the next review
+        self._slopes: dict[int, float] = {}  # by sequences, until the next step
         self._lives = Lives(_LIFE)
         self._steps = 0
 
@@ -167,6 +168,7 @@ class GoodputLength:
         drafted = sum(trial.verdict.drafted for trial in trials)
         self._spare_rows = max(0, timing.rows - drafted - len(trials))
         self._costs.update(timing)
+        self._slopes.clear()
         sequences = max(1, len(trials))
         costly = [name for name in calls if not self._is_cheap(name, sequences)]
         review = self._steps % _REVIEW == 0  # what is cheap is looked at now and then, the others always
@@ -211,15 +213,25 @@ class GoodputLength:
         known = self._draft_costs.known
         names = [name for name in self._draft_costs.names if known(name) and not self._is_cheap(name, len(ids))]
         worth = self._worth(len(ids))
-        costs = self._exposed.value * worth * np.array([self._draft_costs.of(name) for name in names])
-        backlog = np.array([[unread(name, i) for i in range(len(ids))] for name in names])
-        entry = costs[:, 2:] * backlog * min(1.0, _ROUND / self._lives.mean)
-        market = Market(worth * self._slope(len(ids)), costs[:, 0], costs[:, 1], self._serial, entry)
-        expected = np.array([[self._estimates.expected(i, name, self.max_depth) for i in ids] for name in names])
-        beside = np.array([standing_confidence(drafts.values(), market.row, self.max_depth) for drafts in standing])
-        depths, gain = plan_depths(expected, most, beside, market)
+        row = worth * self._slope(len(ids))
+        beside = [standing_confidence(drafts.values(), row, self.max_depth) for drafts in standing]
+        expected = [[self._estimates.expected(i, name, self.max_depth) for i in ids] for name in names]
+        prices = [[self._exposed.value * worth * part for part in self._draft_costs.of(name)] for name in names]
+        spread = min(1.0, _ROUND / self._lives.mean)  # over its life, of what it costs to begin with a sequence
+        entry = [
+            [price[2] * spread * unread(name, i) for i in range(len(ids))]
+            for name, price in zip(names, prices, strict=True)
+        ]
+        if len(names) == 1:
+            depths, gain = plan_alone(expected[0], most, beside, LonePrice(row, *prices[0][:2]), entry[0])
+            rows = [depths]
+        else:
+            costs = np.array(prices)
+            market = Market(row, costs[:, 0], costs[:, 1], self._serial, np.array(entry))
+            planned, gain = plan_depths(np.array(expected), most, np.array(beside), market)
+            rows = planned.tolist()
         enough = gain > self._margin(True, len(ids)) * len(ids)
-        return {name: row if enough else [0] * len(ids) for name, row in zip(names, depths.tolist(), strict=True)}
+        return dict(zip(names, rows if enough else [[0] * len(ids)] * len(names), strict=True))
 
     def _affordable(self, plan: Mapping[str, list[int]], unread: Unread) -> Mapping[str, list[int]]:
         """The plan as far as the account covers it: less deep, else one drafter for one sequence, else nothing."""
@@ -295,12 +307,19 @@ class GoodputLength:
 
     def _slope(self, sequences: int) -> float:
         """Seconds that one more row costs, around here."""
-        rows = sequences + self._spare_rows
-        extra = max(1, sequences * self.max_depth // 2)
-        return (self._costs.time(sequences, rows + extra) - self._costs.time(sequences, rows)) / extra
+        slope = self._slopes.get(sequences)
+        if slope is None:
+            rows = sequences + self._spare_rows
+            extra = max(1, sequences * self.max_depth // 2)
+            slope = (self._costs.time(sequences, rows + extra) - self._costs.time(sequences, rows)) / extra
+            self._slopes[sequences] = slope
+        return slope
 
     def _keep(self, drafts: Sequence[Draft]) -> list[list[int]]:
         """Which nodes of every draft are worth verifying, all requests weighed together."""
+        if len(drafts) == 1 and drafts[0].is_chain:  # ranked already: a later token is never likelier
+            count = self._best_count(_survival(drafts[0]), 1)
+            return [list(range(max(count, min(self._low, len(drafts[0])))))]
         ranked = sorted(
             ((p, i, node) for i, draft in enumerate(drafts) for node, p in enumerate(_survival(draft))),
             key=lambda entry: (-entry[0], entry[2]),

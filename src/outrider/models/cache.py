@@ -135,6 +135,7 @@ def copy_floats(plane: NDArray, scales: NDArray | None, slots: Int32, rows: Floa
 
 @njit(cache=True, nogil=True)
 def copy_whole(plane: NDArray, slots: Int32, rows: Float32) -> None:
+    """Float32 rows [n, KV heads, d] of slots [n]."""
     size = plane.shape[2]
     for i in range(rows.shape[0]):
         for h in range(rows.shape[1]):
@@ -145,6 +146,7 @@ def copy_whole(plane: NDArray, slots: Int32, rows: Float32) -> None:
 
 @njit(cache=True, nogil=True)
 def copy_bfloats(plane: NDArray, slots: Int32, bits: NDArray[np.uint32]) -> None:
+    """The same of bfloat16, as the bits of float32."""
     size = plane.shape[2]
     for i in range(bits.shape[0]):
         for h in range(bits.shape[1]):
@@ -155,6 +157,7 @@ def copy_bfloats(plane: NDArray, slots: Int32, bits: NDArray[np.uint32]) -> None
 
 @njit(cache=True, nogil=True)
 def copy_scaled(plane: NDArray, scales: NDArray, slots: Int32, rows: Float32) -> None:
+    """The same of int8 with a scale per entry and head."""
     size = plane.shape[2]
     for i in range(rows.shape[0]):
         for h in range(rows.shape[1]):

@@ -47,6 +47,7 @@ class Ours:
 
 
 def greedy(count: int) -> SamplingParams:
+    """Exactly `count` tokens, the likeliest each."""
     return SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
 
 

@@ -12,6 +12,7 @@ FLOAT, HALF = ir.FloatType(), ir.HalfType()
 
 
 def vector(element: Any, lanes: int) -> ir.VectorType:
+    """An LLVM vector of so many elements."""
     return ir.VectorType(element, lanes)
 
 
@@ -20,10 +21,12 @@ ZEROS = ir.Constant(LANES_F32, [0.0] * 16)
 
 
 def constant(kind: ir.VectorType, value: float) -> ir.Constant:
+    """A vector of one value."""
     return ir.Constant(kind, [value] * kind.count)
 
 
 def number(value: int) -> ir.Constant:
+    """A 64-bit integer."""
     return ir.Constant(I64, value)
 
 
@@ -52,6 +55,7 @@ def load(b: Any, address: Any, kind: Any, offset: int = 0) -> Any:
 
 
 def store(b: Any, value: Any, address: Any, offset: int = 0) -> None:
+    """Write a value to an address (bytes) that need not be aligned."""
     at = b.add(address, number(offset)) if offset else address
     b.store(value, b.inttoptr(at, ir.PointerType())).align = 1
 

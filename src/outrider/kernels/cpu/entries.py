@@ -39,6 +39,7 @@ def visible(s, start, row):
 
 @compiled
 def count_bits(mask):
+    """How many bits of 64 are set."""
     count = 0
     while mask != np.uint64(0):
         mask &= mask - np.uint64(1)

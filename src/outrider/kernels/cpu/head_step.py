@@ -247,6 +247,7 @@ def going(h, ahead, member):
 
 @spelt_out
 def run_draft(m, s, h, w, first, last, member, members):
+    """One thread's part of drafting tokens first .. last - 1; the first call reads what the head has not seen yet."""
     if first == 0:
         feed(m, s, h, w, member, members)
     for ahead in range(first, last):

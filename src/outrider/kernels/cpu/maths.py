@@ -45,16 +45,19 @@ def erf32(x: np.float32) -> np.float32:
 
 @compiled
 def silu(x: np.float32) -> np.float32:
+    """x * sigmoid(x)."""
     return x / (_ONE + exp32(-x))
 
 
 @compiled
 def gelu(x: np.float32) -> np.float32:
+    """x * P(normal <= x), by erf."""
     return _HALF * x * (_ONE + erf32(x * _SQRT_HALF))
 
 
 @compiled
 def gelu_tanh(x: np.float32) -> np.float32:
+    """GELU's approximation by tanh, as the models that name it were trained with."""
     u = _SQRT_2_PI * (x + _CUBE * x * x * x)
     return _HALF * x * (_TWO - _TWO / (exp32(_TWO * u) + _ONE))
 

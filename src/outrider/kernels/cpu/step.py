@@ -49,6 +49,7 @@ STORE, ADD = 0, 1
 
 @compiled
 def normalise(m, source, weight, bias, out):
+    """One row [hidden] through the model's kind of norm."""
     if m.layer_norm:
         layer_norm(source, m.hidden, weight, bias, m.eps, out)
     else:
@@ -142,6 +143,7 @@ def embed_rows(m, s, matrix, member, members):
 
 @compiled
 def run_layer(m, s, layer, matrices, cache, number, member, members):
+    """One thread's part of a layer for all rows: attention, then the MLP, each added to the residual stream."""
     rows = s.rows
     base = prepare(
         m, s, layer.attn_norm, layer.attn_norm_bias, s.x, s.x_stride, 0, rows, matrices[WQ].groups, member, members
@@ -265,6 +267,7 @@ def _cached_step(sources: int) -> Any:
 
 @compiled
 def run_layers(m, layers, matrices, caches, s, first, last, member, members):
+    """One thread's part of layers first .. last - 1; embeds before the first one and reads out behind the last."""
     if first == 0:
         embed_rows(m, s, matrices[m.num_layers, EMBED], member, members)
     for number in range(first, last):

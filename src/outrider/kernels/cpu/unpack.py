@@ -52,6 +52,7 @@ def nibble(block, lane, i):
 
 @compiled
 def expand_floats(block, lane, target, start):
+    """A group of 32 float32 values: target[start + i]."""
     for i in range(32):
         target[start + i] = f32(block)[i * 16 + lane]
 

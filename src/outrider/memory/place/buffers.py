@@ -76,6 +76,7 @@ def _as_bytes(plane: NDArray) -> Bytes:
 
 @njit(cache=True, nogil=True)
 def copy_out(plane, other, heads, slots, raw, start):
+    """Whole pages of slots [n, page size] into raw [n, bytes]; a slot below 0 is ~slot of the other plane."""
     page_size, width = plane.shape[2], plane.shape[3]
     for i in range(heads.shape[0]):
         for offset in range(page_size):
@@ -88,6 +89,7 @@ def copy_out(plane, other, heads, slots, raw, start):
 
 @njit(cache=True, nogil=True)
 def copy_pages(plane, raw, start, heads, pages):
+    """raw [n, bytes] into whole pages [n] of a plane."""
     page_size, width = plane.shape[2], plane.shape[3]
     for i in range(heads.shape[0]):
         for offset in range(page_size):
@@ -97,6 +99,7 @@ def copy_pages(plane, raw, start, heads, pages):
 
 @njit(cache=True, nogil=True)
 def copy_in(plane, raw, start, index, offsets, heads, slots):
+    """Rows at `offsets` of raw[index] into slots [n] of a plane."""
     page_size, width = plane.shape[2], plane.shape[3]
     for i in range(index.shape[0]):
         at = start + offsets[i] * width
@@ -105,6 +108,7 @@ def copy_in(plane, raw, start, index, offsets, heads, slots):
 
 @njit(cache=True, nogil=True)
 def copy_rows(plane, source, heads, source_slots, slots):
+    """Rows at source_slots [n] of one plane into slots [n] of another."""
     page_size = plane.shape[2]
     for i in range(heads.shape[0]):
         old, new = source_slots[i], slots[i]

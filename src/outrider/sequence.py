@@ -37,10 +37,12 @@ class Sequence:
 
     @property
     def params(self) -> SamplingParams:
+        """The request's sampling parameters."""
         return self.request.params
 
     @property
     def prompt_length(self) -> int:
+        """Tokens of the prompt."""
         return len(self.request.prompt)
 
     @property

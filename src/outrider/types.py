@@ -214,6 +214,7 @@ class Draft:
 
     @property
     def is_chain(self) -> bool:
+        """Whether every token follows the one before it."""
         return self.parents is None
 
     def parent(self, node: int) -> int:

@@ -48,12 +48,18 @@ class Sized(Protocol):
     """What sizes depend on: a decoder, or what one would be."""
 
     @property
-    def spec(self) -> DecoderSpec: ...
+    def spec(self) -> DecoderSpec:
+        """Shape of the model."""
+        ...
 
     @property
-    def weight_bytes(self) -> int: ...
+    def weight_bytes(self) -> int:
+        """Bytes of the weights in memory."""
+        ...
 
-    def kv_bytes_per_token(self) -> int: ...
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of one token's keys and values in all layers."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,13 @@ from outrider.types import Delta, Finish, SamplingParams
 class Pusher(Protocol):
     """An incremental detokenizer (models/load/detokenizer.py)."""
 
-    def push(self, tokens: Sequence[int]) -> str: ...
-    def flush(self) -> str: ...
+    def push(self, tokens: Sequence[int]) -> str:
+        """The text that these tokens make visible; bytes of an unfinished character are held back."""
+        ...
+
+    def flush(self) -> str:
+        """What was held back, once the sample has ended."""
+        ...
 
 
 class TextStream:

@@ -49,6 +49,7 @@ class Reads(NamedTuple):
 
     @property
     def label(self) -> str:
+        """As a row of the record names it."""
         return str(self.budget) if self.selector is None else f"{self.selector} {self.budget}"
 
 

@@ -46,6 +46,7 @@ class Traffic:
     prompt: int = 0  # tokens
 
     def task(self, request: int) -> str:
+        """The task of a request."""
         return self.tasks[request % len(self.tasks)]
 
 

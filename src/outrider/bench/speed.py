@@ -70,6 +70,7 @@ class Round:
 
     @property
     def tokens(self) -> int:
+        """Output tokens of all answers."""
         return sum(len(sample.token_ids) for output in self.outputs for sample in output.outputs)
 
     @property
@@ -80,6 +81,7 @@ class Round:
 
     @property
     def answers(self) -> list[list[int]]:
+        """Token ids of every sample."""
         return [sample.token_ids for output in self.outputs for sample in output.outputs]
 
 

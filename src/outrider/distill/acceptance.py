@@ -35,6 +35,7 @@ class Tally:
 
     @property
     def drafts(self) -> int:
+        """Drafts over all prompts."""
         return sum(drafts for drafts, _ in self.per_prompt)
 
     @property

@@ -158,6 +158,7 @@ class Run:
 
     @property
     def head_folder(self) -> Path:
+        """Where the drafter is exported to."""
         return self.out / "heads" / self.name
 
     @property

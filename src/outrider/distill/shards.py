@@ -44,6 +44,7 @@ class ShardWriter:
         self.folder = folder
 
     def path(self, number: int) -> Path:
+        """The file of a shard."""
         return self.folder / f"answers-{number:05d}.safetensors"
 
     def has(self, number: int) -> bool:

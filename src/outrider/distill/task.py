@@ -17,7 +17,9 @@ class Task(Protocol):
     """One kind of drafter under training."""
 
     @property
-    def module(self) -> nn.Module: ...
+    def module(self) -> nn.Module:
+        """What is trained."""
+        ...
 
     def copy(self) -> Task:
         """The same with a module of its own."""

@@ -42,7 +42,9 @@ class DrafterType(Protocol):
 
     Options: type[Any]
 
-    def build(self, options: Any, host: Host) -> Drafter: ...
+    def build(self, options: Any, host: Host) -> Drafter:
+        """A drafter of these options. ConfigError where the host cannot carry it."""
+        ...
 
 
 def create_drafters(entries: Sequence[Any], host: Host) -> list[Drafter]:

@@ -80,10 +80,12 @@ class MemoryPlan:
 
     @property
     def fast_bytes(self) -> int:
+        """Bytes of fast memory, weights included."""
         return self.fixed_bytes + self.resident_bytes + self.buffer_bytes + self.selector_bytes + self.staging_bytes
 
     @property
     def fits(self) -> bool:
+        """Whether both tiers hold it."""
         return self.fast_bytes <= self.fast_limit and (self.slow_limit is None or self.slow_bytes <= self.slow_limit)
 
     def parts(self) -> dict[str, int]:

@@ -30,6 +30,7 @@ class Ticket:
 
     @property
     def done(self) -> bool:
+        """Whether the job has ended, well or not; never waits."""
         return self._done.is_set()
 
     def settle(self, error: BaseException | None = None) -> None:

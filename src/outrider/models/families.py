@@ -17,10 +17,14 @@ class Family(Protocol):
     """What a family's module offers."""
 
     @property
-    def MODEL_TYPE(self) -> str: ...
+    def MODEL_TYPE(self) -> str:
+        """config.json's model_type."""
+        ...
 
     @property
-    def ARCHITECTURES(self) -> tuple[str, ...]: ...
+    def ARCHITECTURES(self) -> tuple[str, ...]:
+        """config.json's architectures that it reads."""
+        ...
 
     def spec_from_config(self, config: Mapping[str, Any]) -> DecoderSpec:
         """The spec of a config.json. ModelError names what is missing or unsupported."""

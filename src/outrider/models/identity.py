@@ -18,11 +18,19 @@ class Model(Protocol):
     """The parts of a loaded model."""
 
     @property
-    def spec(self) -> DecoderSpec: ...
+    def spec(self) -> DecoderSpec:
+        """Its shape."""
+        ...
+
     @property
-    def weights(self) -> Weights: ...
+    def weights(self) -> Weights:
+        """Its weights as they were stored."""
+        ...
+
     @property
-    def tokenizer(self) -> Tokenizer: ...
+    def tokenizer(self) -> Tokenizer:
+        """Its tokenizer."""
+        ...
 
 
 def identity(model: Model) -> str:

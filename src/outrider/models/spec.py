@@ -67,7 +67,9 @@ class Weight(Protocol):
     """One matrix or vector as it was stored; matrices are [out, in]."""
 
     @property
-    def shape(self) -> tuple[int, ...]: ...
+    def shape(self) -> tuple[int, ...]:
+        """[out, in] of a matrix, [n] of a vector."""
+        ...
 
     def dense(self) -> Float32:
         """The values in fp32, row-major."""
@@ -150,9 +152,13 @@ class Decoder(Protocol):
     weight_bytes: int
     step_bytes: int  # of the weights that a pass of one row reads: of an embedding that is no output matrix, one row
 
-    def new_cache(self, num_pages: int, page_size: int) -> KVCache: ...
+    def new_cache(self, num_pages: int, page_size: int) -> KVCache:
+        """An empty cache of the type that this decoder writes. CapacityError where memory runs out."""
+        ...
 
-    def kv_bytes_per_token(self) -> int: ...
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of one token's keys and values in all layers."""
+        ...
 
     def retap(self, taps: tuple[int, ...]) -> None:
         """Give the states behind other layers from the next pass on. ConfigError where there is no such layer."""

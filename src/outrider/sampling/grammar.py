@@ -48,10 +48,14 @@ class Vocabulary(Protocol):
     """What a grammar must know of a tokenizer (models/load/tokenizer.py)."""
 
     @property
-    def vocab_size(self) -> int: ...
+    def vocab_size(self) -> int:
+        """Tokens, control tokens included."""
+        ...
 
     @property
-    def eos_token_ids(self) -> Collection[int]: ...
+    def eos_token_ids(self) -> Collection[int]:
+        """Tokens that end an answer."""
+        ...
 
     def is_special(self, token: int) -> bool:
         """Whether a token is a control token and no part of the text."""

@@ -15,18 +15,30 @@ class Piece(Protocol):
     """
 
     @property
-    def request_id(self) -> str: ...
+    def request_id(self) -> str:
+        """The id that the stream was asked with."""
+        ...
+
     @property
     def index(self) -> int:
         """Which of the n samples."""
         ...
 
     @property
-    def text(self) -> str: ...
+    def text(self) -> str:
+        """What became safe to show in this step; may be empty."""
+        ...
+
     @property
-    def token_ids(self) -> Sequence[int]: ...
+    def token_ids(self) -> Sequence[int]:
+        """Tokens of this step."""
+        ...
+
     @property
-    def logprobs(self) -> Sequence[Logprob]: ...
+    def logprobs(self) -> Sequence[Logprob]:
+        """One for each of `token_ids`, where asked for."""
+        ...
+
     @property
     def accepted(self) -> int:
         """The first `accepted` of `token_ids` were drafted."""
@@ -38,30 +50,56 @@ class Piece(Protocol):
         ...
 
     @property
-    def drafter(self) -> str: ...
+    def drafter(self) -> str:
+        """Who drafted the accepted ones."""
+        ...
+
     @property
-    def finish(self) -> Finish | None: ...
+    def finish(self) -> Finish | None:
+        """Set on a sample's last piece."""
+        ...
+
     @property
     def cached_tokens(self) -> int:
         """Prompt tokens found in the prefix cache, told with a sample's first piece."""
         ...
 
     @property
-    def prompt_logprobs(self) -> Sequence[Logprob | None] | None: ...
+    def prompt_logprobs(self) -> Sequence[Logprob | None] | None:
+        """One for each prompt token (the first has none), on the first piece, where asked for."""
+        ...
 
 
 class Tokenizer(Protocol):
     """Text to tokens and back. Text of users is encoded as text; `add_special` adds only the model's own BOS."""
 
     @property
-    def has_chat_template(self) -> bool: ...
+    def has_chat_template(self) -> bool:
+        """Whether `chat` can render."""
+        ...
+
     @property
-    def eos_token_ids(self) -> Sequence[int]: ...
+    def eos_token_ids(self) -> Sequence[int]:
+        """Tokens that end an answer."""
+        ...
+
     @property
-    def vocab_size(self) -> int: ...
-    def encode(self, text: str, *, add_special: bool = False) -> list[int]: ...
-    def decode(self, ids: Sequence[int], /) -> str: ...
-    def token_bytes(self, token: int, /) -> bytes: ...
+    def vocab_size(self) -> int:
+        """Tokens, control tokens included."""
+        ...
+
+    def encode(self, text: str, *, add_special: bool = False) -> list[int]:
+        """Token ids of a text."""
+        ...
+
+    def decode(self, ids: Sequence[int], /) -> str:
+        """Text of tokens; control tokens are left out."""
+        ...
+
+    def token_bytes(self, token: int, /) -> bytes:
+        """The bytes that a token stands for."""
+        ...
+
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -69,18 +107,29 @@ class Tokenizer(Protocol):
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         **variables: Any,
-    ) -> list[int]: ...
+    ) -> list[int]:
+        """Token ids of a conversation. UnsupportedError where the template refuses it."""
+        ...
 
 
 class Backend(Protocol):
     """The engine, as the server sees it."""
 
     @property
-    def model_name(self) -> str: ...
+    def model_name(self) -> str:
+        """What the engine calls its model."""
+        ...
+
     @property
-    def max_model_len(self) -> int: ...
+    def max_model_len(self) -> int:
+        """Most tokens of a prompt and its answer."""
+        ...
+
     @property
-    def tokenizer(self) -> Tokenizer: ...
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; may be used from any thread."""
+        ...
+
     @property
     def healthy(self) -> bool:
         """Whether the engine can still answer."""
@@ -102,4 +151,6 @@ class Backend(Protocol):
         """The resolved configuration."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Let go of the model; open streams end with an error."""
+        ...

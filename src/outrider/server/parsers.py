@@ -44,8 +44,13 @@ Event = Content | Reasoning | Call
 class Parser(Protocol):
     """Takes text in any chunks; the events' concatenation is the same for all of them."""
 
-    def feed(self, text: str) -> list[Event]: ...
-    def close(self) -> list[Event]: ...
+    def feed(self, text: str) -> list[Event]:
+        """Events that this text completes; what may be the beginning of a marker is held back."""
+        ...
+
+    def close(self) -> list[Event]:
+        """Events of what was held back, once the answer has ended."""
+        ...
 
 
 class PlainParser:

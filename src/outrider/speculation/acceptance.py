@@ -43,9 +43,13 @@ class Estimates(Protocol):
         """
         ...
 
-    def learn(self, trials: Sequence[Trial]) -> None: ...
+    def learn(self, trials: Sequence[Trial]) -> None:
+        """One round of every sequence."""
+        ...
 
-    def forget(self, sequence_id: int) -> None: ...
+    def forget(self, sequence_id: int) -> None:
+        """The sequence has ended."""
+        ...
 
 
 class NoEstimates:
@@ -73,6 +77,7 @@ class Rate:
         self._hits, self._tries, self.value = prior * _PRIOR, _PRIOR, prior
 
     def count(self, hit: bool) -> None:
+        """One more try; earlier ones count for a little less."""
         self._hits = self._hits * _GLOBAL_MEMORY + hit
         self._tries = self._tries * _GLOBAL_MEMORY + 1.0
         self.value = self._hits / self._tries
@@ -156,6 +161,7 @@ class Acceptance:
         return [expected[0] * tables.proposes.value, *expected[1:]] if expected else expected
 
     def learn(self, trials: Sequence[Trial]) -> None:
+        """Count who proposed, and how far each proposal was right."""
         for trial in trials:
             for name, draft in trial.proposals.items():
                 self._tables[name].proposes.count(bool(draft.tokens))

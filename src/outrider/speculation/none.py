@@ -20,6 +20,7 @@ class NoSpeculator:
         self._report = SpeculationReport()
 
     def draft(self, contexts: Sequence[Context], limits: Sequence[int]) -> list[Draft]:
+        """An empty draft for everyone."""
         return [NO_DRAFT] * len(contexts)
 
     def observe(self, observations: Sequence[Observation], timing: StepTiming) -> None:

@@ -15,6 +15,7 @@ class Throughput:
         self._tokens, self._seconds = 0.0, 0.0
 
     def count(self, tokens: int, seconds: float) -> None:
+        """One step gained so many tokens."""
         self._tokens = 0.95 * self._tokens + tokens
         self._seconds = 0.95 * self._seconds + seconds
 
@@ -33,6 +34,7 @@ class Lives:
 
     @property
     def mean(self) -> float:
+        """Tokens gained per life."""
         return self._mean.value
 
     def count(self, trials: Sequence[Trial]) -> None:

@@ -30,6 +30,7 @@ class Greedy:
     plain = True
 
     def pick(self, logits: Float32, output: Sequence[int]) -> int:
+        """The best token of logits [V]."""
         return int(logits.argmax())
 
 

@@ -50,14 +50,17 @@ class SpeculationReport:
 
     @property
     def num_drafts(self) -> int:
+        """Drafts that were verified."""
         return sum(drafter.drafts for drafter in self.drafters)
 
     @property
     def num_draft_tokens(self) -> int:
+        """Tokens of those drafts."""
         return sum(drafter.draft_tokens for drafter in self.drafters)
 
     @property
     def num_accepted_tokens(self) -> int:
+        """Of these, tokens that the target accepted."""
         return sum(drafter.accepted_tokens for drafter in self.drafters)
 
     @property

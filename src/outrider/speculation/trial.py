@@ -28,6 +28,7 @@ class Trial:
 
     @property
     def truth(self) -> tuple[int, ...]:
+        """The round's true tokens."""
         return self.verdict.tokens
 
 

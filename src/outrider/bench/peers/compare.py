@@ -39,6 +39,7 @@ class Entry:
     speeds: list[float] = field(default_factory=list)
 
     def row(self, ours: Entry) -> dict[str, Any]:
+        """The record's row; ratios are taken within a round."""
         ratios = [mine / theirs for mine, theirs in zip(ours.speeds, self.speeds, strict=True)]
         return {
             "peer": self.peer.name,

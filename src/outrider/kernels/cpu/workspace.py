@@ -34,6 +34,7 @@ class Workspace:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all buffers."""
         return sum(buffer.nbytes for buffer in self._held.values())
 
     def fit(self, rows: int, wanted: int, chunks: int) -> None:

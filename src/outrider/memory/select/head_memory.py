@@ -62,6 +62,7 @@ class HeadMemory:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of keys, states and weights."""
         return self.keys.nbytes + self._ends.nbytes + self._weights.nbytes
 
     def follow(self, looks: Iterable[Look]) -> None:

@@ -33,6 +33,7 @@ class Linear:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of weight and bias."""
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
 
@@ -54,6 +55,7 @@ class HeadWeights:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the matrices."""
         return self.fuse.nbytes + self.q.nbytes + self.k.nbytes
 
     @property

@@ -32,6 +32,7 @@ class PageSummaries:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all bounds."""
         return self.bounds.nbytes
 
     def fold(self, slots: Int32, keys: Float32) -> None:

@@ -40,6 +40,7 @@ class DiskTier:
 
     @property
     def path(self) -> Path:
+        """The file that holds the blocks."""
         return self._file.path
 
     @property

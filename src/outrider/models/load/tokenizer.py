@@ -78,6 +78,7 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
+        """Whether chat() can render."""
         return self.chat_template is not None
 
     def encode(self, text: str, *, add_special: bool = False, allow_special: bool = False) -> list[int]:

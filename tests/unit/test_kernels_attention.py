@@ -5,7 +5,7 @@ import pytest
 
 from outrider.kernels.cpu import vectors
 from outrider.kernels.cpu.attention import part_row, store_row
-from outrider.kernels.cpu.many import scores_many
+from outrider.kernels.cpu.many import mix_many, scores_many
 from outrider.kernels.cpu.workspace import address
 
 KINDS = [vectors.FLOAT32, vectors.BFLOAT16, vectors.INT8]
@@ -45,7 +45,7 @@ def test_scores_are_dot_products_with_the_named_rows(kind, dim):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dim", [64, 128])
-@pytest.mark.parametrize("queries", [1, 3, 17])
+@pytest.mark.parametrize("queries", [1, 3, 5, 17])
 def test_scores_of_many_queries_are_those_of_each_alone(kind, dim, queries):
     data, scales, _ = pool(kind, dim)
     entries = np.random.default_rng(0).integers(0, ROWS, 64)
@@ -55,7 +55,7 @@ def test_scores_of_many_queries_are_those_of_each_alone(kind, dim, queries):
         vectors.scores(kind, *map(address, (query[j], data, scales, entries)), 64, dim, address(alone[j]))
     flat = np.zeros(16 * dim, np.float32)
     scores_many(
-        *(kind, address(query), queries, *map(address, (data, scales, data, entries, entries))),
+        *(kind, address(query), queries, *map(address, (data, scales, data, entries))),
         *(64, dim, address(flat), address(together), together.strides[0]),
     )
     assert np.abs(alone).min() > 0
@@ -83,6 +83,26 @@ def test_mixes_do_not_depend_on_the_queries_beside_them(kind, dim):
     for first in range(4):
         np.testing.assert_array_equal(mix(1, first)[0], whole[first])
     np.testing.assert_array_equal(mix(3), whole[:3])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("queries", [1, 4, 6])
+def test_mixes_of_many_queries_are_those_of_each_alone(kind, dim, queries):
+    data, scales, _ = pool(kind, dim)
+    entries = np.random.default_rng(0).integers(0, ROWS, 48)
+    weights = np.random.default_rng(2).random((queries, 48), dtype=np.float32)
+    alone, together = (np.zeros((queries, dim), np.float32) for _ in range(2))
+    for j in range(queries):
+        vectors.mix(
+            *(kind, 1, address(weights[j]), 0, *map(address, (data, scales, entries)), 48, dim, address(alone[j]), 0)
+        )
+    mix_many(
+        *(kind, queries, address(weights), weights.strides[0], *map(address, (data, scales, entries)), 48, dim),
+        *(address(data), address(entries), address(together), together.strides[0]),
+    )
+    assert np.abs(alone).min() > 0
+    np.testing.assert_array_equal(together, alone)
 
 
 @pytest.mark.parametrize("dim", [64, 128])

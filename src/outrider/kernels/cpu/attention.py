@@ -25,7 +25,7 @@ from outrider.kernels.cpu.machine import (
     share,
     u16,
 )
-from outrider.kernels.cpu.many import scores_many
+from outrider.kernels.cpu.many import mix_many, scores_many
 from outrider.kernels.cpu.rows import largest_bits, rms_norm
 from outrider.kernels.cpu.vectors import MAX_QUERIES
 
@@ -145,7 +145,6 @@ def attend_chunk(m, s, cache, query, heads, entries, count, weights, out, out_st
 
 @compiled
 def clear(state, dim):
-    """The state of no entries yet: largest score, sum of weights, weighted values [dim]."""
     f32(state)[0] = _LOWEST
     f32(state)[1] = np.float32(0)
     total = f32(state + _STATE)
@@ -224,7 +223,8 @@ def attend_common(m, s, cache, sequence, start, queries, head, count, chosen, ch
     """One chunk that all rows of a block read, for `queries` gathered queries; gives the address of their results.
 
     Entries are found and read once. Every query's arithmetic is that of attend_chunk. While scores are computed, the
-    chunk's values and the keys of the thread's next chunk, `step` further on, are on their way.
+    chunk's values are on their way; while values are summed, the keys of the head's chunk `step` further on, which is
+    this thread's.
     """
     size, entries = m.head_pad, s.entries + member * 2 * (CHUNK + 16) * 8
     flat = s.common + member * s.common_stride
@@ -239,7 +239,7 @@ def attend_common(m, s, cache, sequence, start, queries, head, count, chosen, ch
         fill_entries(s, sequence, start, np.uint64(0), head, m.kv_heads, count, chosen, low, low + CHUNK, following)
     keys, scales = cache.keys, cache.key_scales
     scores_many(
-        *(s.kv_kind, query, queries, keys, scales, cache.values, entries, following, CHUNK, size),
+        *(s.kv_kind, query, queries, keys, scales, cache.values, entries, CHUNK, size),
         *(flat, weights, CHUNK * 4),
     )
     for j in range(queries):
@@ -250,13 +250,10 @@ def attend_common(m, s, cache, sequence, start, queries, head, count, chosen, ch
             p[i] = maths.exp32(p[i] - top)
         result = f32(out + j * s.state_stride)
         result[0], result[1] = top, vectors.total(row, CHUNK)
-    for j in range(0, queries, MAX_QUERIES):
-        n, target = min(MAX_QUERIES, queries - j), out + j * s.state_stride + _STATE
-        row, stride = weights + j * CHUNK * 4, s.state_stride
-        vectors.mix(
-            *(s.kv_kind, n, row, CHUNK * 4, cache.values, cache.value_scales, entries, CHUNK, size),
-            *(target, stride),
-        )
+    mix_many(
+        *(s.kv_kind, queries, weights, CHUNK * 4, cache.values, cache.value_scales, entries, CHUNK, size),
+        *(keys, following, out + _STATE, s.state_stride),
+    )
     return out
 
 
@@ -333,16 +330,30 @@ def attend_whole(m, s, layer, cache, number, member, members):
 
 
 @compiled
+def most_committed(m, s, sequence, number):
+    """The longest list of committed entries that a KV head of a sequence reads."""
+    most = 0
+    for head in range(m.kv_heads):
+        count, _ = committed(s, sequence, head, number)
+        if count > most:
+            most = count
+    return most
+
+
+@compiled
 def attend_split(m, s, layer, cache, number, member, members):
-    """Few rows: a unit is (block of rows, KV head, chunk); then the chunks of every (row, head) are merged."""
+    """Few rows: a unit is (block of rows, chunk, KV head); then the chunks of every (row, head) are merged.
+
+    Pages hold all KV heads, so units in this order read memory from end to end.
+    """
     unit = 0
     for sequence in range(s.sequences):
         start, end = np.int64(i32(s.row_starts)[sequence]), np.int64(i32(s.row_starts)[sequence + 1])
         for first in range(start, end, BLOCK):
             last = min(first + BLOCK, end)
-            for head in range(m.kv_heads):
-                count, _ = committed(s, sequence, head, number)
-                for chunk in range((count + last - start + CHUNK - 1) // CHUNK):
+            most = most_committed(m, s, sequence, number)
+            for chunk in range((most + last - start + CHUNK - 1) // CHUNK):
+                for head in range(m.kv_heads):
                     if unit % members == member:
                         attend_piece(m, s, layer, cache, number, sequence, first, last, head, chunk, member, members)
                     unit += 1

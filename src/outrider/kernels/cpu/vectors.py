@@ -6,6 +6,7 @@ values, of kind 0 (fp32), 1 (bf16) or 2 (int8 with a fp32 scale per row).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -50,12 +51,10 @@ def _load_lanes(b: Any, kind: int, row: Any, index: Any) -> Any:
 
 
 def row_at(b: Any, kind: int, base: Any, entry: Any, dim: Any) -> Any:
-    """The address of an entry's row of `dim` elements."""
     return b.add(base, b.mul(b.mul(entry, dim), number(ITEM_BYTES[kind])))
 
 
 def row_scale(b: Any, scales: Any, entry: Any) -> Any:
-    """An entry's float32 scale."""
     return load(b, b.add(scales, b.mul(entry, number(4))), FLOAT)
 
 
@@ -175,11 +174,12 @@ def _emit_scores_any(kind: int, b: Any, args: Any) -> None:
     b.ret_void()
 
 
-def _emit_mix(kind: int, width: int, queries: int, b: Any, args: Any) -> None:
-    """`width` vectors of values for `queries` rows of weights, from value `start` on."""
+def emit_mix(kind: int, width: int, queries: int, b: Any, args: Any, meanwhile: Callable[[Any], None]) -> None:
+    """`width` vectors of values for `queries` rows of weights, from value `start` on; meanwhile(i) at every entry."""
     p, p_stride, base, scales, entries, count, dim, start, out, out_stride = args
 
     def body(i: Any, state: list[Any]) -> list[Any]:
+        meanwhile(i)
         entry = load(b, b.add(entries, b.mul(i, number(8))), I64)
         values = load_row(b, kind, row_at(b, kind, base, entry, dim), start, width)
         scale = row_scale(b, scales, entry) if kind == INT8 else None
@@ -196,6 +196,10 @@ def _emit_mix(kind: int, width: int, queries: int, b: Any, args: Any) -> None:
         for w in range(width):
             store(b, totals[j * width + w], target, 64 * w)
     b.ret_void()
+
+
+def _emit_mix(kind: int, width: int, queries: int, b: Any, args: Any) -> None:
+    emit_mix(kind, width, queries, b, args, lambda i: None)
 
 
 def _float_call(name: str, arguments: int, emit: Any) -> Any:

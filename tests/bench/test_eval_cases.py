@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from outrider.bench.eval_cases import Case, fill, insert, normalise, paragraphs, spread
-from outrider.bench.eval_measures import agreement, captured_by_layer, overlap, perplexity, prose_windows
+from outrider.bench.eval_measures import agreement, captured_by_layer, overlap
 from outrider.bench.eval_needles import needle_late, needle_multi, needle_single, variable_tracking
 from outrider.bench.eval_plots import plot_depths, plot_lines, plot_moved, plot_timeline, series
 from outrider.bench.eval_retrieval import key_value_retrieval, multi_document_qa
@@ -124,19 +124,11 @@ def test_fill_and_insert():
 
 
 def test_measures():
-    assert perplexity([np.log(0.5), np.log(0.125)]) == pytest.approx(4)
     assert agreement([1, 2, 3, 4], [1, 2, 9, 4]) == {"equal": 0.75, "prefix": 0.5}
     assert agreement([1, 2], [1, 2, 3]) == pytest.approx({"equal": 2 / 3, "prefix": 2 / 3})
     assert agreement([], []) == {"equal": 1, "prefix": 1}
     last, now = np.array([[[1, 2, 3, 4]]]), np.array([[[1, 2, 3, 9]]])
     assert overlap(last, now) == 0.75
-    windows = prose_windows(range(100), 20, 5, 3)
-    assert [context[0] for context, _ in windows] == [0, 37, 74]
-    assert all(after == list(range(context[-1] + 1, context[-1] + 6)) for context, after in windows)
-    with pytest.raises(ValueError, match="perplexity"):
-        perplexity([])
-    with pytest.raises(ValueError, match="windows"):
-        prose_windows(range(10), 20, 5, 3)
 
 
 def test_everything_captures_everything_in_every_layer():

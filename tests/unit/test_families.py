@@ -9,7 +9,7 @@ import pytest
 
 from outrider.errors import ModelError
 from outrider.models import llama, mistral, opt, qwen2, qwen3
-from outrider.models.families import check_weights, expected_shapes, family_of, is_optional
+from outrider.models.families import check_weights, expected_shapes, family_of
 from outrider.models.rope import rope_from_config, rope_tables
 from outrider.models.spec import Rope
 
@@ -128,9 +128,6 @@ def test_tensor_names_cover_every_expected_weight():
             "project_out",
         }
         assert len(set(names.values())) == len(names)
-    assert is_optional("layers.0.q.bias")
-    assert not is_optional("layers.0.q")
-    assert not is_optional("final_norm.bias")
 
 
 def test_weights_are_checked_against_the_spec():

@@ -4,19 +4,18 @@ import json
 
 import pytest
 
-from outrider.errors import CapacityError, ConfigError
+from outrider.errors import ConfigError
 from outrider.memory.planner import (
     Footprint,
     Load,
-    admits,
     count_parameters,
     fit_layers,
     footprint,
     longest_context,
     most_requests,
-    move_layers,
     plan,
     selector_token_bytes,
+    shortage,
     thresholds,
     token_bytes,
 )
@@ -105,58 +104,20 @@ def test_offloading_short_requests_gains_nothing():
     assert thresholds(PLAIN, 63, 2, 100) == [7] * 5
 
 
-def test_layers_go_down_as_requests_grow_and_come_back_with_hysteresis():
-    slow, seen = 0, []
-    for length in [10, 20, 24, 25, 30, 40, 25, 24, 23, 20]:
-        slow = move_layers(PLAIN, 100, [Load(length, 5)], slow, margin=0.1)
-        seen.append(slow)
-    assert seen == [0, 0, 0, 0, 1, 2, 1, 1, 1, 0]
-
-
-def test_a_request_on_the_edge_does_not_carry_layers_to_and_fro():
-    slow, moves = 0, 0
-    for length in [25, 26] * 20:
-        new = move_layers(PLAIN, 100, [Load(length, 5)], slow)
-        moves, slow = moves + (new != slow), new
-    assert moves == 1
-
-
-def test_leaving_requests_bring_layers_back():
-    assert move_layers(PLAIN, 100, [Load(30, 5)] * 3, 0) == 4
-    assert move_layers(PLAIN, 100, [Load(20, 5)], 4) == 0
-
-
-def test_a_placement_always_fits_or_raises():
-    refused = 0
-    for length in range(1, 60):
-        loads = [Load(length, 5), Load(2 * length, 7)]
-        for current in range(5):
-            if fit_layers(PLAIN, 50, loads) is None:
-                refused += 1
-                with pytest.raises(CapacityError, match="even with"):
-                    move_layers(PLAIN, 50, loads, current)
-            else:
-                assert plan(PLAIN, 50, loads, move_layers(PLAIN, 50, loads, current)).fits
-    assert refused == 0
-
-
-def test_no_placement_is_an_error_that_says_what_would_help():
-    with pytest.raises(CapacityError, match="lower the budget, the number of requests or their length"):
-        move_layers(PLAIN, 47, [Load(30, 5), Load(60, 7)], 0)
+def test_where_no_placement_fits_it_is_said_what_would_help():
+    loads = [Load(30, 5), Load(60, 7)]
+    assert fit_layers(PLAIN, 47, loads) is None
+    assert "lower the budget, the number of requests or their length" in shortage(PLAIN, 47, loads, None)
 
 
 def test_a_small_slow_tier_limits_too():
     assert not plan(PLAIN, 20, [Load(10, 5)], 4, slow_limit=39).fits
-    with pytest.raises(CapacityError, match="slow tier"):
-        move_layers(PLAIN, 35, [Load(10, 5)], 0, slow_limit=9)
-    assert move_layers(PLAIN, 35, [Load(10, 5)], 0, slow_limit=10) == 1
+    assert fit_layers(PLAIN, 35, [Load(10, 5)], slow_limit=9) is None
+    assert "slow tier" in shortage(PLAIN, 35, [Load(10, 5)], 9)
+    assert fit_layers(PLAIN, 35, [Load(10, 5)], slow_limit=10) == 1
 
 
-def test_admission_follows_the_plan():
-    running = [Load(10, 5)] * 2
-    assert admits(PLAIN, 60, running, Load(10, 5))
-    assert not admits(PLAIN, 59, running, Load(10, 5))
-    assert admits(PLAIN, 59, running, Load(9, 4))
+def test_the_most_requests_follow_the_plan():
     assert most_requests(PLAIN, 60, Load(10, 5)) == 3
     assert most_requests(PLAIN, 19, Load(10, 5)) == 0
 

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from outrider.errors import ModelError
 from outrider.models import eagle3, eagle3_files
+from outrider.models.eagle3_store import stored_head
 from outrider.models.rope import rope_tables
 from outrider.models.spec import DecoderSpec
 
@@ -239,8 +240,9 @@ def test_heads_of_another_target_or_kind_are_refused(changes, message):
 def test_files_that_do_not_fit_are_refused(change, message):
     tensors = dict(make_head().state_dict())
     change(tensors)
+    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
     with pytest.raises(ModelError, match=message):
-        eagle3_files.head_from_tensors(CONFIG, tensors, TARGET)
+        stored_head(eagle3.spec_from_config(CONFIG, TARGET), arrays)
 
 
 def test_unreadable_folders_are_refused(tmp_path):

@@ -74,15 +74,3 @@ def ablation_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 }
             )
     return table
-
-
-def best_tasks(rows: Sequence[Mapping[str, Any]], mode: str) -> tuple[int, int]:
-    """(tasks on which a mode is faster than every single drafter, tasks measured)."""
-    better = measured = 0
-    for task in dict.fromkeys(row["task"] for row in rows if row["task"] != "mixed"):
-        speeds = {row["mode"]: row["decode_tokens_per_second"] for row in rows if row["task"] == task}
-        singles = [speed for name, speed in speeds.items() if name.startswith("one: ")]
-        if mode in speeds and singles:
-            measured += 1
-            better += speeds[mode] > max(singles)
-    return better, measured

@@ -1,31 +1,13 @@
-"""Measures of an evaluation that compare runs: perplexity, agreement, captured attention, overlap of selections."""
+"""Measures of an evaluation that compare runs: agreement, captured attention, overlap of selections."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from outrider.memory.select.oracle import captured_mass
 from outrider.types import Float32, Int32
-
-
-def perplexity(logprobs: Sequence[float]) -> float:
-    """exp of the mean negative log probability (natural logarithms)."""
-    if not logprobs:
-        raise ValueError("perplexity of no tokens")
-    return math.exp(-sum(logprobs) / len(logprobs))
-
-
-def prose_windows(tokens: Sequence[int], length: int, scored: int, windows: int) -> list[tuple[list[int], list[int]]]:
-    """(context, continuation) pairs spread evenly over a long text: `scored` tokens after `length` others."""
-    need = length + scored
-    if len(tokens) < need:
-        raise ValueError(f"{len(tokens)} tokens for windows of {need}")
-    step = (len(tokens) - need) // max(1, windows - 1) if windows > 1 else 0
-    starts = [i * step for i in range(windows)]
-    return [(list(tokens[s : s + length]), list(tokens[s + length : s + need])) for s in starts]
 
 
 def agreement(reference: Sequence[int], tokens: Sequence[int]) -> dict[str, float]:

@@ -21,7 +21,6 @@ from outrider.models.rope import rope_tables
 from outrider.models.spec import DecoderSpec
 
 RANK = 64  # of an early exit's adapter
-MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 
 
 class Student(nn.Module):

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from outrider.errors import CapacityError, ConfigError
+from outrider.errors import ConfigError
 from outrider.models.spec import DecoderSpec
 
 KVType = Literal["float32", "bfloat16", "int8"]
@@ -223,38 +223,6 @@ def fit_layers(
     """The fewest slow layers with which the loads fit; None where no placement does. tokens: as in `plan`."""
     fits = (i for i in range(model.layers + 1) if plan(model, fast_limit, loads, i, slow_limit, tokens).fits)
     return next(fits, None)
-
-
-def move_layers(
-    model: Footprint,
-    fast_limit: int,
-    loads: Sequence[Load],
-    current: int,
-    slow_limit: int | None = None,
-    margin: float = 0.05,
-) -> int:
-    """The number of slow layers for the next step, given the `current` one.
-
-    Layers go down, from the last one, as soon as they must. They come back only where they would fit with `margin` of
-    the KV space to spare, so that a request on the edge does not carry layers to and fro. Raises CapacityError.
-    """
-    needed = fit_layers(model, fast_limit, loads, slow_limit)
-    if needed is None:
-        raise CapacityError(shortage(model, fast_limit, loads, slow_limit))
-    if needed >= current:
-        return needed
-    spare = int(margin * max(0, fast_limit - model.fixed_bytes))
-    eased = fit_layers(model, fast_limit - spare, loads, slow_limit)
-    if eased is not None and eased < current:
-        return eased
-    return current if plan(model, fast_limit, loads, current, slow_limit).fits else needed
-
-
-def admits(
-    model: Footprint, fast_limit: int, running: Sequence[Load], newcomer: Load, slow_limit: int | None = None
-) -> bool:
-    """Whether a request may join: with it, some placement fits. Give final lengths to be safe from preemption."""
-    return fit_layers(model, fast_limit, [*running, newcomer], slow_limit) is not None
 
 
 def longest_context(

@@ -24,12 +24,6 @@ class TierReport:
     failures: int = 0  # of transfers
     lost_sequences: int = 0  # whose KV could not be read; they were computed again or ended
 
-    @property
-    def hidden_share(self) -> float:
-        """Share of the transfers' time that nobody waited for; 1 where nothing moved."""
-        return max(0.0, 1 - self.exposed_s / self.busy_s) if self.busy_s else 1.0
-
-
 @dataclass(frozen=True)
 class KeptReport:
     """Prompts that stay on disk: what is there now, of whatever model, and what happened since the start."""

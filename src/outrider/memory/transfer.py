@@ -57,12 +57,6 @@ class Account:
     exposed_seconds: float = 0.0  # somebody waiting for them
     failures: int = 0
 
-    @property
-    def hidden_seconds(self) -> float:
-        """Time of jobs that nobody waited for."""
-        return max(0.0, self.busy_seconds - self.exposed_seconds)
-
-
 class Mover(Protocol):
     """Where jobs are submitted."""
 

@@ -8,30 +8,22 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
 
 from outrider.models.eagle3 import Eagle3Head, Embedding
-from outrider.models.eagle3_spec import TAPS, spec_from_config
-from outrider.models.eagle3_store import CONFIG, EMBEDDING, WEIGHTS, StoredHead, read_head, stored_head
+from outrider.models.eagle3_spec import TAPS
+from outrider.models.eagle3_store import CONFIG, EMBEDDING, WEIGHTS, StoredHead, read_head
 from outrider.models.spec import DecoderSpec
 
 
 def load_head(folder: str | Path, target: DecoderSpec) -> Eagle3Head:
     """The head in a folder, in fp32 on the CPU. ModelError says what is missing or does not belong to the target."""
     return head_from_stored(read_head(folder, target))
-
-
-def head_from_tensors(config: Mapping[str, Any], tensors: Mapping[str, Tensor], target: DecoderSpec) -> Eagle3Head:
-    """A head of stored tensors, named in either layout."""
-    arrays = {name: (t.float() if t.is_floating_point() else t).numpy() for name, t in tensors.items()}
-    return head_from_stored(stored_head(spec_from_config(config, target), arrays))
 
 
 def head_from_stored(stored: StoredHead) -> Eagle3Head:

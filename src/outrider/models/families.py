@@ -50,14 +50,6 @@ def family_of(config: Mapping[str, Any]) -> Family:
     raise ModelError(f"config.json names {named}, which is not supported; supported: {supported}")
 
 
-def is_optional(name: str) -> bool:
-    """Whether a decoder runs without this canonical weight: a bias that some files omit, or a projection of OPT-350m.
-
-    Norm biases are not optional where a family names them.
-    """
-    return name in ("project_in", "project_out") or (name.endswith(".bias") and "norm" not in name)
-
-
 def expected_shapes(spec: DecoderSpec, embed_size: int) -> dict[str, tuple[int, ...]]:
     """The shape of every weight a decoder of this spec may have; `embed_size` is the width of `embed`."""
     hidden, wide = spec.hidden_size, spec.intermediate_size

@@ -238,11 +238,3 @@ def _refuse_unreadable(file: GGUFFile, tensor: GGUFTensor) -> None:
 def half_split_order(rows: int, heads: int) -> NDArray[np.int64]:
     """Stored row of each row in half-split RoPE order, where every head's rows are stored as 0, d/2, 1, d/2 + 1, ..."""
     return np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1)
-
-
-def quantisation_of(weights: Mapping[str, GGUFWeight]) -> dict[str, int]:
-    """Bytes per stored type, largest first."""
-    totals: dict[str, int] = {}
-    for weight in weights.values():
-        totals[weight.kind] = totals.get(weight.kind, 0) + weight.nbytes
-    return dict(sorted(totals.items(), key=lambda item: -item[1]))

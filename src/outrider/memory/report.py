@@ -24,6 +24,7 @@ class TierReport:
     failures: int = 0  # of transfers
     lost_sequences: int = 0  # whose KV could not be read; they were computed again or ended
 
+
 @dataclass(frozen=True)
 class KeptReport:
     """Prompts that stay on disk: what is there now, of whatever model, and what happened since the start."""

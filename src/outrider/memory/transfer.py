@@ -57,6 +57,7 @@ class Account:
     exposed_seconds: float = 0.0  # somebody waiting for them
     failures: int = 0
 
+
 class Mover(Protocol):
     """Where jobs are submitted."""
 

@@ -1,4 +1,4 @@
-"""Record greedy answers, and what smaller models would have drafted for them, for `outrider bench simulate --traces`.
+"""Record greedy answers, and what smaller models would have drafted, for `outrider bench simulate --traces FILE`.
 
 python scripts/record_traces.py smollm2-135m --per-task 10 --tokens 128 --out traces.jsonl
 python scripts/record_traces.py TARGET --drafter small=SMALLER_MODEL --out traces.jsonl

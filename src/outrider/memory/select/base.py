@@ -1,8 +1,8 @@
 """The selector protocol: which KV entries attention reads in a step.
 
 A selector only scores. What is always read (sinks, the recent window, the rows of the pass itself), the budget and the
-form of the answer are the same for all selectors and live in choose.py. To add one, write `score` and register the
-class in select/__init__.py.
+form of the answer are the same for all selectors and live in choose.py. To add one, write a class with `score`, name
+it in memory/selectors.py and build it in reader.py.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence as SequenceOf
-from time import perf_counter
 
 from outrider.config import EngineConfig
 from outrider.drafters.base import Context, Observation
@@ -19,7 +18,7 @@ from outrider.runner.runner import Forward, Runner
 from outrider.sequence import Plan, Sequence, Work
 from outrider.speculation.none import NoSpeculator
 from outrider.speculation.speculator import Speculator
-from outrider.speculation.timing import StepTiming
+from outrider.speculation.timing import StepTiming, Stopwatch
 from outrider.types import Delta, Draft, Finish, Float32, Reads, Traffic, Verdict
 from outrider.verify.judge import judge
 from outrider.verify.logprobs import logprob
@@ -47,20 +46,20 @@ class Engine:
 
     def step(self) -> list[Delta]:
         """One turn of the loop; the news of every sequence that gained tokens or ended."""
-        started = perf_counter()
+        watch = Stopwatch()
         plan = self._plan()
         if not plan:
             return self._refuse()
-        planned = perf_counter()
+        watch.ended("overhead")
         drafts = self._draft(plan)
-        drafted = perf_counter()
+        watch.ended("draft")
         try:
             view = self.memory.prepare(plan, drafts)
         except CapacityError as error:
             return [self._end(plan.works[-1].sequence, Finish("error", str(error)))]
-        prepared = perf_counter()
+        watch.ended("overhead")
         forward = self.runner.forward(plan, drafts, view)
-        verified = perf_counter()
+        watch.ended("verify")
         lost = self.memory.finish()
         verdicts = [
             Verdict() if work.sequence.id in lost else self._judge(index, work, drafts[index], forward)
@@ -68,16 +67,9 @@ class Engine:
         ]
         starts = [work.sequence.computed for work in plan.works]
         self.memory.commit(plan, drafts, verdicts, forward)
+        watch.ended("overhead")
         rows = sum(work.rows + len(draft) for work, draft in zip(plan.works, drafts, strict=True))
-        judged = perf_counter()
-        timing = StepTiming(
-            draft_s=drafted - planned,
-            verify_s=verified - prepared,
-            overhead_s=(planned - started) + (prepared - drafted) + (judged - verified),
-            sequences=len(plan.works),
-            rows=rows,
-        )
-        self._observe(plan, drafts, verdicts, starts, forward, timing, lost)
+        self._observe(plan, drafts, verdicts, starts, forward, watch.timing(len(plan.works), rows), lost)
         self.steps += 1
         return self._apply(plan, verdicts) + self._redo(plan, lost)
 

@@ -92,6 +92,15 @@ def _at_least(config: Any, least: int, names: Sequence[str]) -> None:
             raise ConfigError(f"{name} = {value} is refused; use {least} or more", name)
 
 
+def named_options(entry: Any) -> tuple[str, dict[str, Any]] | None:
+    """(name, options) of what a user typed: a name, or a table {"name": ..., options}. None for anything else."""
+    if isinstance(entry, str):
+        return entry, {}
+    options = dict(entry) if isinstance(entry, Mapping) else {}
+    name = options.pop("name", None)
+    return (name, options) if isinstance(name, str) else None
+
+
 def from_mapping(cls: type[T], values: Mapping[str, Any] | None, where: str) -> T:
     """Build a config from keys that a user typed: unknown keys and wrong kinds are errors that name the fix."""
     if values is not None and not isinstance(values, Mapping):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
@@ -158,11 +159,9 @@ def parse_table(text: str, option: str) -> Mapping[str, Any]:
     return table
 
 
-def parse_bytes(text: str) -> int:
-    """Bytes from "80GiB", "512m" or "1000000"."""
-    digits = text.strip().lower().removesuffix("b")
-    number = digits.rstrip("kmgti")
-    try:
-        return int(float(number) * UNITS[digits[len(number) :]])
-    except (ValueError, KeyError, OverflowError):
-        raise ConfigError(f"{text!r} is no amount of memory; write it like 512MiB or 80GiB") from None
+def parse_bytes(text: str, option: str = "--kv-memory") -> int:
+    """Bytes from "80GiB", "24 GB", "512m" or "1000000"; ConfigError names the option otherwise."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", text, re.IGNORECASE)
+    if not match:
+        raise ConfigError(f"{option} = {text!r} is no amount of memory; write it like 512MiB or 80GiB", option)
+    return int(float(match[1]) * UNITS[(match[2] or "").lower()])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -33,16 +32,6 @@ from outrider.memory.planner import (
 )
 from outrider.memory.selectors import read_selector
 from outrider.models.spec import DecoderSpec
-
-UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-
-
-def parse_bytes(text: str, field: str) -> int:
-    """Bytes of "80GiB", "24 GB", "512m" or "1000000"; ConfigError otherwise."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", text, re.IGNORECASE)
-    if not match:
-        raise ConfigError(f"{field} = {text!r} is refused; write it like 80GiB, 24GB or 1000000", field)
-    return int(float(match[1]) * UNITS[(match[2] or "").lower()])
 
 
 def plan_command(
@@ -79,11 +68,11 @@ def plan_command(
     context = None if table is None else from_mapping(ContextConfig, table, "--context-config")
     report = make_report(
         model,
-        None if memory is None else parse_bytes(memory, "memory"),
+        None if memory is None else opt.parse_bytes(memory, "--memory"),
         requests,
         budget,
         length,
-        parse_bytes(slow_memory, "slow_memory") if slow_memory else None,
+        opt.parse_bytes(slow_memory, "--slow-memory") if slow_memory else None,
         weights,
         {"kv_type": kv_type, "slow_type": slow_type, "selector": selector, "overhead": overhead},
         context,

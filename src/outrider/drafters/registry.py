@@ -18,7 +18,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol
 
-from outrider.config import from_mapping
+from outrider.config import from_mapping, named_options
 from outrider.drafters.base import Drafter
 from outrider.drafters.host import Host
 from outrider.errors import ConfigError
@@ -101,13 +101,11 @@ def find(name: str) -> DrafterType:
 
 def _read(entry: Any) -> tuple[str, Mapping[str, Any]]:
     """(name, options) of an entry as a user typed it."""
-    if isinstance(entry, str):
-        return ("model", {"path": entry}) if _is_model(entry) else (entry, {})
-    if isinstance(entry, Mapping):
-        options = dict(entry)
-        name = options.pop("name", None)
-        if isinstance(name, str):
-            return name, options
+    if isinstance(entry, str) and _is_model(entry):
+        return "model", {"path": entry}
+    named = named_options(entry)
+    if named is not None:
+        return named
     raise ConfigError(f'drafter {entry!r} is refused; use a name, a model path or {{"name": ..., options}}', "drafters")
 
 

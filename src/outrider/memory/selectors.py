@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider.config import from_mapping
+from outrider.config import from_mapping, named_options
 from outrider.errors import ConfigError
 
 WHERE = "context_config.selector"
@@ -54,14 +54,11 @@ def read_selector(entry: Any) -> Choice:
 
 
 def _read(entry: Any) -> tuple[str, dict[str, Any]]:
-    if isinstance(entry, str):
-        is_folder = entry not in KINDS and ("/" in entry or Path(entry).is_dir())
-        return ("head", {"path": entry}) if is_folder else (entry, {})
-    if isinstance(entry, Mapping):
-        options = dict(entry)
-        name = options.pop("name", None)
-        if isinstance(name, str):
-            return name, options
+    if isinstance(entry, str) and entry not in KINDS and ("/" in entry or Path(entry).is_dir()):
+        return "head", {"path": entry}
+    named = named_options(entry)
+    if named is not None:
+        return named
     raise ConfigError(
         f'{WHERE} = {entry!r} is refused; use "pages", "window", or {{"name": "head", "path": FOLDER}}', "selector"
     )

@@ -55,6 +55,28 @@ class Tier(Protocol):
         ...
 
 
+class BookedTier:
+    """Keeps book of which blocks hold something; what a tier is made of is its own."""
+
+    def __init__(self, block_bytes: int, capacity: int) -> None:
+        self.block_bytes = block_bytes
+        self.capacity = capacity
+        self._written = np.zeros(capacity, np.bool_)
+
+    @property
+    def held(self) -> int:
+        return int(self._written.sum())
+
+    def drop(self, blocks: Blocks) -> None:
+        self._written[blocks] = False
+
+    def _require(self, blocks: Blocks) -> None:
+        """LostBlocksError where any of them holds nothing."""
+        missing = blocks[~self._written[blocks]]
+        if len(missing):
+            raise LostBlocksError(missing, "never written")
+
+
 def runs(blocks: Blocks) -> list[tuple[int, int]]:
     """[start, stop) spans of consecutive numbers, so that neighbours cost one transfer."""
     if not len(blocks):

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import CapacityError, ConfigError
-from outrider.memory.tiers.base import Blocks, Bytes, LostBlocksError, runs
+from outrider.memory.tiers.base import Blocks, BookedTier, Bytes, LostBlocksError, runs
 from outrider.memory.tiers.blockio import read_blocks, sum_blocks
 from outrider.memory.tiers.scratch import ScratchFile
 
@@ -23,34 +23,26 @@ from outrider.memory.tiers.scratch import ScratchFile
 GROWTH = 64 << 20
 
 
-class DiskTier:
+class DiskTier(BookedTier):
     """A scratch file that grows with use and disappears with its owner."""
 
     def __init__(self, folder: str | Path, block_bytes: int, capacity: int) -> None:
         assert block_bytes % 8 == 0, "blocks are checked in words of 8 bytes"
         if capacity < 1:
             raise ConfigError("the disk tier needs room for one block at least; give it more space", "kv_path")
-        self.block_bytes = block_bytes
-        self.capacity = capacity
+        super().__init__(block_bytes, capacity)
         self._file = ScratchFile(folder)
         self._fd = self._file.fd
         self._size = 0
         self._checksums = np.zeros(capacity, np.uint64)
-        self._written = np.zeros(capacity, np.bool_)
 
     @property
     def path(self) -> Path:
         """The file that holds the blocks."""
         return self._file.path
 
-    @property
-    def held(self) -> int:
-        return int(self._written.sum())
-
     def read(self, blocks: Blocks, out: Bytes) -> None:
-        missing = blocks[~self._written[blocks]]
-        if len(missing):
-            raise LostBlocksError(missing, "never written")
+        self._require(blocks)
         got = np.zeros(len(blocks), np.int64)
         self._read_fast(blocks, out, got)
         for i in np.flatnonzero(got != self.block_bytes):
@@ -65,9 +57,6 @@ class DiskTier:
             self._write_run(int(blocks[start]), np.ascontiguousarray(data[start:stop]))
         self._checksums[blocks] = _sums(data)
         self._written[blocks] = True
-
-    def drop(self, blocks: Blocks) -> None:
-        self._written[blocks] = False
 
     def close(self) -> None:
         self._written[:] = False

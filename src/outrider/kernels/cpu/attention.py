@@ -145,6 +145,7 @@ def attend_chunk(m, s, cache, query, heads, entries, count, weights, out, out_st
 
 @compiled
 def clear(state, dim):
+    """The state of no entries yet: largest score, sum of weights, weighted values [dim]."""
     f32(state)[0] = _LOWEST
     f32(state)[1] = np.float32(0)
     total = f32(state + _STATE)

@@ -51,10 +51,12 @@ def _load_lanes(b: Any, kind: int, row: Any, index: Any) -> Any:
 
 
 def row_at(b: Any, kind: int, base: Any, entry: Any, dim: Any) -> Any:
+    """The address of an entry's row of `dim` elements."""
     return b.add(base, b.mul(b.mul(entry, dim), number(ITEM_BYTES[kind])))
 
 
 def row_scale(b: Any, scales: Any, entry: Any) -> Any:
+    """An entry's float32 scale."""
     return load(b, b.add(scales, b.mul(entry, number(4))), FLOAT)
 
 

@@ -14,7 +14,7 @@ from outrider.drafters.ngram import NgramOptions
 from outrider.drafters.registry import BUILTIN
 from outrider.drafters.sparse_self import SparseSelfOptions
 from outrider.drafters.suffix import SuffixOptions
-from outrider.speculation.goodput import GoodputRules
+from outrider.speculation.goodput_rules import GoodputRules
 from outrider.speculation.hedge import HedgeRules
 from outrider.speculation.length import TrendRules
 from outrider.speculation.vote import MajorityRules

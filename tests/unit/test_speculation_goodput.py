@@ -9,7 +9,8 @@ import pytest
 
 from outrider.speculation.acceptance import Acceptance, survival
 from outrider.speculation.costs import CostTable
-from outrider.speculation.goodput import GoodputLength, GoodputRules
+from outrider.speculation.goodput import GoodputLength
+from outrider.speculation.goodput_rules import GoodputRules
 from outrider.speculation.prices import Calls, DraftCosts
 from outrider.speculation.timing import StepTiming
 from outrider.types import Draft
@@ -22,9 +23,9 @@ STEEP = CostTable([1, 64], [1.0, 64.0])
 RICH = {"allowance": 100.0, "credit": 100.0}  # as good as no account
 
 
-def goodput(costs=None, low=0, high=8, names=("a", "b"), **rules):
-    costs = costs or CostTable([1, 64], [1.0, 1.0])
-    return GoodputLength(low, high, Acceptance(names), costs, DraftCosts(names), GoodputRules(**rules))
+def goodput(costs=None, low=0, high=8, names=("a", "b"), estimates=None, **rules):
+    costs, estimates = costs or CostTable([1, 64], [1.0, 1.0]), estimates or Acceptance(names)
+    return GoodputLength(low, high, estimates, costs, DraftCosts(names), GoodputRules(**rules))
 
 
 def test_flat_costs_take_everything_and_steep_costs_nothing():
@@ -114,7 +115,7 @@ def test_an_idle_batch_is_probed_ever_more_seldom():
 
 def priced(policy, name, seconds):
     for _ in range(3):
-        policy._draft_costs.update({name: Calls(1, 1, seconds)})
+        policy.observe([], StepTiming(), {name: Calls(1, 1, seconds)})
     return policy
 
 
@@ -124,12 +125,12 @@ def test_a_cheap_drafter_is_asked_as_deep_as_allowed():
 
 def test_a_drafter_is_introduced_before_its_price_is_trusted():
     """The first call computes a long prompt; it must not silence the drafter before its real price was seen."""
-    policy = goodput()
+    policy = goodput(**RICH)
     asked = []
     for seconds in (50.0, 0.03, 0.03, 0.03):
         asked.append(policy.depths("a", [0], [8], [{}])[0])
         policy.trim([0], [Draft()], [8])
-        policy._draft_costs.update({"a": Calls(1, 1, seconds)})
+        policy.observe([], StepTiming(), {"a": Calls(1, 1, seconds)})
     assert asked[:2] == [2, 2]  # short drafts for one sequence
     assert asked[3] > 2
 
@@ -149,7 +150,8 @@ def test_a_costly_drafter_rests_where_a_sure_draft_stands():
 
 def test_a_resting_drafter_is_probed_and_recovers():
     """Too expensive for what it gives, it falls silent; once it is always right, a probe brings it back."""
-    policy = priced(goodput(CostTable([1, 64], [1.0, 1.63]), names=("a",)), "a", 0.3)
+    estimates = Acceptance(("a",))
+    policy = priced(goodput(CostTable([1, 64], [1.0, 1.63]), names=("a",), estimates=estimates), "a", 0.3)
     depths, draft = [], chain("a", 1, 2, 3, 4)
     for step in range(600):
         asked = policy.depths("a", [0], [4], [{}])[0]
@@ -158,7 +160,7 @@ def test_a_resting_drafter_is_probed_and_recovers():
         if asked:
             truth = (99,) if step < 200 else (1, 2, 3, 4, 5)
             seen = trial(Draft(draft.tokens[:asked], drafter="a"), truth[: asked + 1])
-            policy._estimates.learn([seen])
+            estimates.learn([seen])
             policy.observe(
                 [seen], StepTiming(0.3 * asked, 1.0, 0, 1, 1 + asked), {"a": Calls(asked, asked, 0.3 * asked)}
             )

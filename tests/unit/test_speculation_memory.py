@@ -53,7 +53,7 @@ def per_sequence_state(spec: Speculator) -> int:
     guarded = spec._drafters
     drafters = [g._drafter.drafter if isinstance(g._drafter, Priced) else g._drafter for g in guarded]
     tables = [spec._open, spec._vote._requests, spec._vote._shares, spec._estimates._skills]
-    tables += [spec._length._lives._gained, *(g._shown for g in guarded)]
+    tables += [spec._length._costly.lives._gained, *(g._shown for g in guarded)]
     tables += [drafters[0]._indices, drafters[1]._tracked, getattr(drafters[2], "held", ())]
     return sum(map(len, tables))
 

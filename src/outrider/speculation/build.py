@@ -16,7 +16,8 @@ from outrider.models.load import Tokenizer
 from outrider.models.spec import Decoder, Weights
 from outrider.speculation.acceptance import Acceptance, Estimates, NoEstimates
 from outrider.speculation.costs import CostTable
-from outrider.speculation.goodput import GoodputLength, GoodputRules
+from outrider.speculation.goodput import GoodputLength
+from outrider.speculation.goodput_rules import GoodputRules
 from outrider.speculation.guard import DEFAULT_RULES, Clock, GuardedDrafter, GuardRules
 from outrider.speculation.hedge import HedgeRules, HedgeVote
 from outrider.speculation.length import FixedLength, LengthPolicy, TrendLength, TrendRules

@@ -11,6 +11,7 @@ from outrider.drafters.base import Context
 from outrider.drafters.host import Host
 from outrider.drafters.model import ModelDrafter, ModelOptions, check_tokenizer, default_kv_tokens
 from outrider.errors import ConfigError
+from outrider.speculation.guard import GuardedDrafter
 from outrider.speculation.store import DraftStore
 from scripted import ScriptedDecoder, context, plain, whole_prefix
 
@@ -79,6 +80,34 @@ def test_long_prompts_are_computed_in_chunks():
     model, tokens = drafter(pages=400), [i % 50 for i in range(1400)]
     assert list(model.propose([context(tokens)], [2])[0].tokens) == plain(SCRIPT, tokens, 2)
     assert model._decoder.calls == 4
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_with_a_recall_it_knows_the_end_of_a_text_and_what_came_after(data):
+    """It drafts as its model would behind a text that begins `recall` tokens before it met it, or met it again."""
+    recall = data.draw(st.integers(1, 12))
+    model, tokens, first = drafter(pages=200, recall=recall), [i % 50 for i in range(30)], 30 - recall
+    known = 0
+    for _ in range(data.draw(st.integers(1, 8))):
+        if known and len(tokens) - known > recall:
+            first = len(tokens) - recall
+        before = model._decoder.rows
+        depth = data.draw(st.integers(1, 4))
+        draft = model.propose([context(tokens)], [depth])[0]
+        assert list(draft.tokens) == plain(SCRIPT, tokens[first:], depth)
+        assert model._decoder.rows - before <= recall + depth + 3  # what it had drafted in vain is computed again
+        known = len(tokens)
+        tokens += [*draft.tokens[: data.draw(st.integers(0, len(draft)))], 9]
+        tokens += data.draw(st.sampled_from([[], [], list(range(14))]))
+    model.forget(0)
+    assert model._store.held == 0
+
+
+def test_what_it_does_not_recall_is_not_counted_as_unread():
+    guarded = GuardedDrafter(drafter(recall=8), 50)
+    assert guarded.unread(context(list(range(40)))) == 8
+    assert GuardedDrafter(drafter(), 50).unread(context(list(range(40)))) == 40
 
 
 @pytest.mark.parametrize("width", [32, 48])

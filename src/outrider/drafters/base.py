@@ -57,7 +57,7 @@ class Drafter(Protocol):
     """A way of guessing the next tokens of many sequences at once.
 
     A drafter that keeps something per sequence may have `held`, their ids: metrics count them, and none may be left
-    when all have ended.
+    when all have ended. One that reads at most so many tokens of a text before it drafts may say so in `recall`.
     """
 
     name: str

@@ -5,6 +5,9 @@ out to be true, whether its draft won, lost a vote or was cut, and extends over 
 forward pass. All sequences of a call draft together, one batched pass per depth.
 
 Tokens are chosen by the sequence's own chooser: greedy, or with the very noise that the target will use.
+
+With `recall` it begins a text, or takes it up again after a long rest, with the last so many tokens as if there were
+none before them: a long prompt then costs it little, and what follows is drafted with less context.
 """
 
 from __future__ import annotations
@@ -37,8 +40,11 @@ class ModelOptions:
     threads: int | None = None  # CPU threads; None: the cores this process may use
     min_confidence: float = 0.0  # a draft stops behind the first token below this probability
     kv_tokens: int | None = None  # tokens of all sequences that its KV memory holds; None: from the engine's sizes
+    recall: int | None = None  # most tokens that it reads of a text before it drafts; None: all of it
 
     def __post_init__(self) -> None:
+        if self.recall is not None and self.recall < 1:
+            raise ConfigError("model: use recall from 1, or leave it out to read everything", "drafters")
         if not 0 <= self.min_confidence < 1:
             raise ConfigError("model: use min_confidence from 0 to below 1", "drafters")
 
@@ -48,6 +54,7 @@ class _State:
     """One sequence: its pages, and what its KV was computed from."""
 
     pages: Pages
+    first: int = 0  # token of the sequence that its first entry is of
     known: int = 0  # tokens of the sequence that were known when it last drafted
     guessed: list[int] = field(default_factory=list)  # drafted tokens computed behind them
 
@@ -59,10 +66,15 @@ class _Turn:
     context: Context
     state: _State
     depth: int
-    start: int  # entries that are computed
+    start: int  # tokens of the sequence, from its first on, that are computed or were passed over
     rows: list[int]  # tokens to compute next
     tokens: list[int] = field(default_factory=list)
     confidence: list[float] = field(default_factory=list)
+
+    @property
+    def entries(self) -> int:
+        """Entries of KV that are computed, and the position of the next token."""
+        return self.start - self.state.first
 
 
 class ModelDrafter:
@@ -72,10 +84,18 @@ class ModelDrafter:
     Options = ModelOptions
 
     def __init__(
-        self, decoder: Decoder, store: Store, vocab_size: int, *, min_confidence: float = 0.0, name: str = "model"
+        self,
+        decoder: Decoder,
+        store: Store,
+        vocab_size: int,
+        *,
+        min_confidence: float = 0.0,
+        recall: int | None = None,
+        name: str = "model",
     ) -> None:
         """vocab_size: length of the target's tokenizer; ids from there on are padding and are never proposed."""
         self.name = name
+        self.recall = recall
         self._decoder = decoder
         self._store = store
         self._vocab_size = vocab_size
@@ -95,7 +115,8 @@ class ModelDrafter:
         )
         store = host.new_store(decoder, options.kv_tokens or default_kv_tokens(host))
         name = Path(options.path).name.removesuffix(".gguf")
-        return cls(decoder, store, host.vocab_size, min_confidence=options.min_confidence, name=name)
+        kept = {"min_confidence": options.min_confidence, "recall": options.recall}
+        return cls(decoder, store, host.vocab_size, **kept, name=name)  # type: ignore[arg-type]
 
     @property
     def held(self) -> Collection[int]:
@@ -128,19 +149,29 @@ class ModelDrafter:
         """Drop back to what is true and make room; None where this sequence cannot be drafted for."""
         tokens = context.tokens
         state = self._states.get(context.sequence_id)
-        if state is None or state.known > len(tokens):
-            self.forget(context.sequence_id)
-            state = self._states[context.sequence_id] = _State(self._store.table())
+        if state is None or state.known > len(tokens) or self._is_far_behind(state, len(tokens)):
+            state = self._anew(context)
         start = min(state.known + _common(state.guessed, tokens[state.known :]), len(tokens) - 1)
         rows = list(tokens[start:])
         spec = self._decoder.spec
-        depth = min(depth, spec.max_positions - len(tokens))
-        state.pages.shrink(start)
+        length = len(tokens) - state.first
+        depth = min(depth, spec.max_positions - length)
+        state.pages.shrink(start - state.first)
         state.known, state.guessed = start, []
         # A token that only the target knows has no embedding here.
-        if depth <= 0 or max(rows) >= spec.vocab_size or not self._reserve(state, len(tokens) + depth - 1, calling):
+        if depth <= 0 or max(rows) >= spec.vocab_size or not self._reserve(state, length + depth - 1, calling):
             return None
         return _Turn(context, state, depth, start, rows)
+
+    def _is_far_behind(self, state: _State, length: int) -> bool:
+        return self.recall is not None and length - state.known > self.recall
+
+    def _anew(self, context: Context) -> _State:
+        """Begin with a sequence, at its end where only so much is read."""
+        self.forget(context.sequence_id)
+        first = max(0, len(context.tokens) - self.recall) if self.recall is not None else 0
+        state = self._states[context.sequence_id] = _State(self._store.table(), first, first)
+        return state
 
     def _reserve(self, state: _State, entries: int, calling: set[int]) -> bool:
         """Own pages for so many entries, taking them from sequences that are not part of this call if need be."""
@@ -179,13 +210,13 @@ class ModelDrafter:
         pages = np.zeros((len(turns), max(len(turn.state.pages.pages) for turn in turns)), np.int32)
         for index, turn in enumerate(turns):
             pages[index, : len(turn.state.pages.pages)] = turn.state.pages.pages
-        spans = [(turn.start, count) for turn, count in zip(turns, counts, strict=True)]
+        spans = [(turn.entries, count) for turn, count in zip(turns, counts, strict=True)]
         return Batch(
             tokens=np.array([token for part in rows for token in part], np.int32),
             positions=np.concatenate([np.arange(start, start + count, dtype=np.int32) for start, count in spans]),
             slots=np.concatenate([turn.state.pages.slots(*span) for turn, span in zip(turns, spans, strict=True)]),
             row_starts=starts,
-            contexts=np.array([turn.start for turn in turns], np.int32),
+            contexts=np.array([turn.entries for turn in turns], np.int32),
             pages=pages,
             logit_rows=starts[1:] - 1 if choose else np.zeros(0, np.int32),
             want_logits=choose,

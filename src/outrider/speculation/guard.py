@@ -75,6 +75,7 @@ class GuardedDrafter:
         self.off: str | None = None
         self.time_s = 0.0
         self._calls = NO_CALLS
+        self._recall: int | None = getattr(drafter, "recall", None)
         self._shown: dict[int, int] = {}  # sequence -> tokens it has read or drafted itself
         self._drafter = drafter
         self._vocab_size = vocab_size
@@ -109,8 +110,9 @@ class GuardedDrafter:
         return drafts
 
     def unread(self, context: Context) -> int:
-        """Tokens of a sequence that this drafter was not shown yet."""
-        return max(0, len(context.tokens) - self._shown.get(context.sequence_id, 0))
+        """Tokens of a sequence that this drafter was not shown yet and would read before it drafts."""
+        missing = max(0, len(context.tokens) - self._shown.get(context.sequence_id, 0))
+        return missing if self._recall is None else min(missing, self._recall)
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Pass the news on."""

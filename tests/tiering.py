@@ -12,6 +12,7 @@ import contexts
 from contexts import GREEDY, LONG
 from loading import repeating_folder
 from outrider import LLM, SamplingParams
+from outrider.memory.place.build import TRANSFER_SHARE
 
 SPARSE = {"mode": "sparse", "budget": 24, "sinks": 2, "window": 4, "group": 2}
 
@@ -78,6 +79,20 @@ def resident(folder: str) -> Callable[..., list[list[int]]]:
 
 
 def need(folder: str, tokens: int) -> int:
-    """Bytes of KV of so many tokens."""
+    """kv_memory that holds the KV of so many tokens beside what is set aside for transfers."""
     with start(folder) as llm:
-        return tokens * llm.core.decoder.kv_bytes_per_token()
+        return -(-tokens * llm.core.decoder.kv_bytes_per_token() * TRANSFER_SHARE // (TRANSFER_SHARE - 1))
+
+
+def watch(llm: LLM, look: Callable[[], Any]) -> list[Any]:
+    """A list that grows by what `look` says behind every step."""
+    seen: list[Any] = []
+    step = llm.core.engine.step
+
+    def watched() -> Any:
+        deltas = step()
+        seen.append(look())
+        return deltas
+
+    llm.core.engine.step = watched  # type: ignore[method-assign]
+    return seen

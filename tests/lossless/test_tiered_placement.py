@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import pytest
 
 import tiering
 from contexts import GREEDY, LONG
 from outrider.errors import CapacityError, ConfigError, UnsupportedError
-from tiering import SPARSE, answers, mode, need, slow, start, tiers
+from tiering import SPARSE, answers, mode, need, slow, start, tiers, watch
 
 folder, resident = tiering.folder, tiering.resident
 
@@ -26,16 +25,8 @@ def test_layers_go_down_when_they_must_and_come_back(folder, resident, tmp_path,
     limit = need(folder, 330)
     context = {**mode(name), "kv_path": str(tmp_path), "kv_memory": limit}
     with start(folder, context, max_num_batched_tokens=16, max_model_len=200) as llm:
-        place, seen = llm.core.place, []
-        step = llm.core.engine.step
-
-        def watched() -> Any:
-            deltas = step()
-            plan = place.plan()
-            seen.append((place.slow_layers, place.used(), plan.fast_bytes))
-            return deltas
-
-        llm.core.engine.step = watched  # type: ignore[method-assign]
+        place = llm.core.place
+        seen = watch(llm, lambda: (place.slow_layers, place.used(), place.plan().fast_bytes))
         assert answers(llm) == expected
         assert max(slow for slow, _, _ in seen) > 0 == seen[0][0]
         assert max(used for _, used, _ in seen) <= limit
@@ -53,15 +44,8 @@ def test_the_last_layer_that_comes_back_leaves_no_staging(folder, resident, tmp_
     limit = need(folder, 400)
     context = {**mode("full"), "kv_path": str(tmp_path), "kv_memory": limit}
     with start(folder, context, max_num_batched_tokens=16, max_model_len=200) as llm:
-        place, seen = llm.core.place, []
-        step = llm.core.engine.step
-
-        def watched() -> Any:
-            deltas = step()
-            seen.append((place.slow_layers, place.used()))
-            return deltas
-
-        llm.core.engine.step = watched  # type: ignore[method-assign]
+        place = llm.core.place
+        seen = watch(llm, lambda: (place.slow_layers, place.used()))
         assert answers(llm) == answers(llm) == resident(mode("full"))
         assert any(before > after == 0 for (before, _), (after, _) in pairwise(seen))
         assert max(used for _, used in seen) <= limit
@@ -80,19 +64,11 @@ def test_admission_waits_for_the_plan(folder, resident, tmp_path) -> None:
     limit = need(folder, 150)
     context = {**SPARSE, "kv_path": str(tmp_path), "kv_memory": limit}
     with start(folder, context, max_num_batched_tokens=16) as llm:
-        place, most = llm.core.place, 0
-        step = llm.core.engine.step
-
-        def watched() -> Any:
-            nonlocal most
-            deltas = step()
-            most = max(most, len(llm.core.engine.scheduler.running))
-            assert place.used() <= limit
-            return deltas
-
-        llm.core.engine.step = watched  # type: ignore[method-assign]
+        engine, place = llm.core.engine, llm.core.place
+        seen = watch(llm, lambda: (len(engine.scheduler.running), place.used()))
         assert answers(llm) == resident(SPARSE)
-        assert 1 <= most < 4
+        assert 1 <= max(running for running, _ in seen) < 4
+        assert max(used for _, used in seen) <= limit
         assert tiers(llm).slow_layers > 0
 
 

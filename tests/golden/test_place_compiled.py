@@ -129,7 +129,7 @@ class Run:
 @pytest.mark.parametrize("kv", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("make", [lambda: ShuffledTransfer(2), LazyTransfer], ids=["shuffled", "lazy"])
 def test_offloaded_layers_give_the_same_bits(weights, kv, make, tmp_path):
-    """K10, K12, K13, K15: every KV type, loads in any order, lengths that are no multiple of the page."""
+    """Every KV type, loads in any order, lengths that are no multiple of the page."""
     decoder = CompiledDecoder.build(SPEC, weights, dtype="float32", kv_dtype=kv, threads=1)
     mover, tiers = make(), []
 
@@ -153,7 +153,7 @@ def test_offloaded_layers_give_the_same_bits(weights, kv, make, tmp_path):
 
 
 def test_a_budget_that_holds_everything_is_bitwise_full_attention(weights):
-    """K3, K16: no selection at all is what the engine runs then; a selection of everything gives the same bits."""
+    """No selection at all is what the engine runs then; a selection of everything gives the same bits."""
     decoder = CompiledDecoder.build(SPEC, weights, dtype="float32", kv_dtype="float32", threads=1)
     run = Run(decoder)
     length = len(run.tokens[0]) - 1

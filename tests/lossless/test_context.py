@@ -48,7 +48,6 @@ def sparse(folder: str) -> list[list[int]]:
 @pytest.mark.parametrize("selector", ["pages", "window"])
 @pytest.mark.parametrize("mode", ["sparse", "bounded", "lossless"])
 def test_a_budget_that_holds_the_context_is_full_attention(folder, backend, mode, selector) -> None:
-    """K3, K16."""
     prompts = [*SHORT, LONG[2]]
     with start(folder, backend=backend) as llm:
         expected = answers(llm, prompts)
@@ -97,7 +96,7 @@ LOSSLESS: list[dict[str, Any] | None] = [
 @pytest.mark.parametrize("speculation", LOSSLESS)
 @pytest.mark.parametrize("params", [GREEDY, replace(GREEDY, temperature=0.9, top_p=0.95, seed=3)])
 def test_lossless_mode_says_what_plain_decoding_says(folder, backend, speculation, params) -> None:
-    """K19 too: with a budget this small some drafts are wrong at every place, and leave nothing behind."""
+    """With a budget this small some drafts are wrong at every place, and leave nothing behind."""
     with start(folder, backend=backend) as llm:
         expected = answers(llm, params=params)
     context = {**SPARSE, "mode": "lossless", "budget": 16}
@@ -126,7 +125,7 @@ def test_lossless_mode_with_small_pages_and_every_kv_type(folder, kv) -> None:
 
 @pytest.mark.parametrize("mode", ["sparse", "bounded"])
 def test_an_answer_does_not_depend_on_company_chunks_or_threads(folder, backend, mode) -> None:
-    """K7: alone, together, beside a very long prompt, in chunks that end anywhere."""
+    """Alone, together, beside a very long prompt, in chunks that end anywhere."""
     context = {**SPARSE, "mode": mode, "full_every": 7}
     with start(folder, context, backend=backend) as llm:
         expected = answers(llm)
@@ -137,7 +136,7 @@ def test_an_answer_does_not_depend_on_company_chunks_or_threads(folder, backend,
 
 
 def test_a_prefix_hit_is_the_cold_run(folder, sparse) -> None:
-    """K13, K18: the summaries of shared pages are there too, so the same entries are selected."""
+    """The summaries of shared pages are there too, so the same entries are selected."""
     with start(folder, SPARSE) as llm:
         assert answers(llm) == sparse
         outputs = llm.generate(LONG, GREEDY)
@@ -161,7 +160,7 @@ def test_only_what_was_read_in_full_is_shared(folder) -> None:
 @pytest.mark.parametrize("selector", ["pages", "window"])
 @pytest.mark.parametrize("mode", ["sparse", "bounded"])
 def test_preemption_changes_nothing(folder, mode, selector, monkeypatch) -> None:
-    """K23: a preempted sequence takes along what a recomputation would not give again."""
+    """A preempted sequence takes along what a recomputation would not give again."""
     context = {**SPARSE, "mode": mode, "selector": selector, "full_every": 7}
     with start(folder, context) as llm:
         expected = answers(llm)
@@ -211,7 +210,7 @@ def test_drafting_beside_the_target_reads_the_same_way(folder, full, budget) -> 
 
 @pytest.mark.parametrize("drafters", [["ngram"], ["ngram", "suffix"]])
 def test_rejected_drafts_leave_no_trace_in_what_selections_rest_on(folder, drafters, monkeypatch) -> None:
-    """K19: summaries cover the committed keys and nothing else, whatever was drafted."""
+    """Summaries cover the committed keys and nothing else, whatever was drafted."""
     config = {"drafters": drafters, "vote": "hedge", "num_speculative_tokens": 5}
     with start(folder, SPARSE, speculative_config=config) as llm:
         memory, checked = llm.core.memory, []
@@ -289,7 +288,6 @@ def test_full_mode_holds_and_asks_nothing(folder) -> None:
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(folder, context, words) -> None:
-    """K3, K34."""
     with pytest.raises(ConfigError, match=words):
         start(folder, context)
 

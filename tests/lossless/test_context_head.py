@@ -85,7 +85,7 @@ def test_company_chunks_and_threads_change_nothing(folder, context, sparse) -> N
 
 
 def test_a_prefix_hit_is_the_cold_run(folder, context, sparse) -> None:
-    """K18: the head's keys are found with the pages, and its state behind them."""
+    """The head's keys are found with the pages, and its state behind them."""
     with start(folder, context) as llm:
         assert answers(llm) == sparse
         outputs = llm.generate(LONG, GREEDY)
@@ -95,7 +95,7 @@ def test_a_prefix_hit_is_the_cold_run(folder, context, sparse) -> None:
 
 @pytest.mark.parametrize("mode", ["sparse", "bounded"])
 def test_preemption_changes_nothing(folder, context, mode, monkeypatch) -> None:
-    """K23: what a recomputation would not give again goes along, the head's keys with it."""
+    """What a recomputation would not give again goes along, the head's keys with it."""
     config, pages = {**context, "mode": mode, "full_every": 7}, 66
     with start(folder, config, max_model_len=pages * 4) as llm:
         expected = answers(llm)

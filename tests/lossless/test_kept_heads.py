@@ -1,4 +1,4 @@
-"""K18: a prompt that a restart finds on disk selects, drafts and answers as the cold one, with a retrieval head too."""
+"""A prompt that a restart finds on disk selects, drafts and answers as the cold one, with a retrieval head too."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ folder, resident = tiering.folder, tiering.resident
 @pytest.mark.parametrize("name", MODES)
 @pytest.mark.parametrize("layers", [1, 4])
 def test_slow_layers_change_no_token(folder, resident, tmp_path, name, layers) -> None:
-    """Cold, a hit in the prefix cache, and together with others: bitwise resident KV (K13)."""
+    """Cold, a hit in the prefix cache, and together with others: bitwise resident KV."""
     expected = resident(mode(name))
     with start(folder, slow(tmp_path, mode(name), layers)) as llm:
         assert answers(llm) == expected
@@ -50,7 +50,6 @@ def test_slow_layers_change_no_token(folder, resident, tmp_path, name, layers) -
 @pytest.mark.parametrize("kv", ["bfloat16", "int8"])
 @pytest.mark.parametrize("name", ["sparse", "full"])
 def test_every_kv_type(folder, resident, tmp_path, kv, name) -> None:
-    """K15."""
     with start(folder, slow(tmp_path, mode(name)), kv_cache_dtype=kv) as llm:
         assert answers(llm) == resident(mode(name), kv_cache_dtype=kv)
         assert tiers(llm).loaded_bytes > 0
@@ -68,7 +67,7 @@ def test_a_smaller_type_in_the_slow_tier_answers_too(folder, tmp_path, kv) -> No
 @pytest.mark.parametrize("make", [lambda: ShuffledTransfer(3), LazyTransfer], ids=["shuffled", "lazy"])
 @pytest.mark.parametrize("name", ["sparse", "bounded", "full"])
 def test_delays_and_reorderings_change_no_token(folder, resident, tmp_path, monkeypatch, make, name) -> None:
-    """K10, K12: a copy that nobody waits for is noticed every time."""
+    """A copy that nobody waits for is noticed every time."""
     monkeypatch.setattr(build, "Transfer", make)
     with start(folder, slow(tmp_path, mode(name))) as llm:
         assert answers(llm) == resident(mode(name))
@@ -90,7 +89,7 @@ def test_look_ahead_and_elastic_loading_change_bytes_and_no_token(folder, reside
 
 
 def test_chunks_company_and_preemption_change_nothing(folder, resident, tmp_path) -> None:
-    """K7, K23: prompts cut anywhere; a pool so small that sequences take what they have along and put it back."""
+    """Prompts cut anywhere; a pool so small that sequences take what they have along and put it back."""
     for name in ("sparse", "bounded"):
         expected = resident(mode(name))
         with start(folder, slow(tmp_path, mode(name)), max_num_batched_tokens=9) as llm:
@@ -113,7 +112,7 @@ DRAFTERS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("speculation", DRAFTERS)
 @pytest.mark.parametrize("name", ["sparse", "full"])
 def test_speculation_over_slow_layers(folder, resident, tmp_path, speculation, name) -> None:
-    """K19: rejected drafts leave nothing in buffers or tier; one load per verified block."""
+    """Rejected drafts leave nothing in buffers or tier; one load per verified block."""
     fixed = isinstance(speculation["num_speculative_tokens"], int)
     expected = resident(mode(name), speculative_config=speculation) if fixed else None
     with start(folder, slow(tmp_path, mode(name)), speculative_config=speculation) as llm:
@@ -156,7 +155,7 @@ def test_an_abort_leaves_nothing_behind(folder, resident, tmp_path) -> None:
 
 
 def test_a_budget_that_holds_the_context_is_full_attention(folder, resident, tmp_path) -> None:
-    """K3, K16: over slow layers too, whether the buffers hold everything or it is staged."""
+    """Over slow layers too, whether the buffers hold everything or it is staged."""
     with start(folder, slow(tmp_path, {**SPARSE, "budget": 200})) as llm:
         assert answers(llm) == resident(mode("full"))
         assert tiers(llm).slow_layers == 3

@@ -138,7 +138,7 @@ def test_short_reads_and_slow_disks_change_nothing(faulty, resident, fault) -> N
 
 @pytest.mark.parametrize("layers", [0, 3])
 def test_a_restart_finds_kept_prompts(folder, resident, tmp_path, layers) -> None:
-    """K13, K18: with the same selections, in whatever tier they are put."""
+    """With the same selections, in whatever tier they are put."""
     context = slow(tmp_path, SPARSE, 3, keep_prompts=50)
     with start(folder, context) as llm:
         assert answers(llm) == resident(SPARSE)

@@ -73,7 +73,7 @@ def test_admission_waits_for_the_plan(folder, resident, tmp_path) -> None:
 
 
 def test_what_can_never_fit_is_refused(folder, tmp_path) -> None:
-    """K33: by name at the start, or the context is lowered and a longer prompt refused."""
+    """By name at the start, or the context is lowered and a longer prompt refused."""
     context = {**SPARSE, "kv_path": str(tmp_path)}
     with pytest.raises(CapacityError, match="buffers of one request"):
         start(folder, {**context, "kv_memory": 1000})
@@ -106,7 +106,6 @@ def test_what_can_never_fit_is_refused(folder, tmp_path) -> None:
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(folder, tmp_path, context, words) -> None:
-    """K34."""
     context = dict(context)
     options = {name: context.pop(name) for name in ("backend",) if name in context}
     if "kv" in context:

@@ -77,7 +77,7 @@ def mover(request):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_selected_entries_are_bitwise_what_was_written(mover, dtype):
-    """Cold, resident and slow-tier hits are equal, for lengths that are no multiple of the page (K13, K15)."""
+    """Cold, resident and slow-tier hits are equal, for lengths that are no multiple of the page."""
     world = World(mover, dtype=dtype)
     for layer in (1, 2, 3):
         world.lower(layer)
@@ -120,7 +120,7 @@ def test_a_shared_block_is_read_once():
 
 
 def test_rejected_rows_never_reach_the_tier():
-    """K19: rejection at each position; pages hold accepted rows only."""
+    """Rejection at each position; pages hold accepted rows only."""
     for accepted in range(1, 5):
         world = World(Transfer())
         world.lower(3)

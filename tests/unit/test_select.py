@@ -109,7 +109,7 @@ def test_full_tightness_bounds_every_key_of_the_page():
 
 
 def test_a_groups_selection_sees_every_query_of_the_group():
-    """32 query and 8 KV heads; the entry that only the last query of a group wants is chosen (K4)."""
+    """32 query and 8 KV heads; the entry that only the last query of a group wants is chosen."""
     keys = np.zeros((40, 8, DIM), np.float32)
     keys[17, 5] = 1
     query = np.zeros((32, DIM), np.float32)
@@ -131,7 +131,7 @@ def select(length, budget, block=1, sinks=2, window=3, groups=1):
 
 @pytest.mark.parametrize("length", [1, 2, 3, 6, 20])
 def test_a_budget_that_holds_everything_selects_nothing(length):
-    """The engine then runs the very kernels of full attention (K3, K16)."""
+    """The engine then runs the very kernels of full attention."""
     assert select(length, length + 1) is None
     assert select(length, length + 100) is None
 
@@ -165,7 +165,7 @@ def test_odd_sinks_and_windows_are_refused():
 
 
 def test_a_sequences_selection_does_not_depend_on_its_neighbours():
-    """Alone, beside a short one, beside a very long one; padding is never selected (K7)."""
+    """Alone, beside a short one, beside a very long one; padding is never selected."""
     scores = RNG.normal(size=(1, KV, 500))
     chooser = Chooser(Table(scores), KV, 2, 3)
     alone = chooser.select([view(40, 16)])

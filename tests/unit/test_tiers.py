@@ -308,7 +308,7 @@ def test_bfloat16_is_torchs_rounding():
     ("fast", "slow", "error"), [("float32", "bfloat16", 2**-8), ("float32", "int8", 0.5), ("bfloat16", "int8", 0.6)]
 )
 def test_smaller_types_round_once_and_carry_their_scales(fast, slow, error):
-    """K15: the scales travel with the values, whatever the size of the rows."""
+    """The scales travel with the values, whatever the size of the rows."""
     values = (RNG.normal(size=(5, 2, 4, 16)) * 10.0 ** RNG.integers(-3, 4, (5, 2, 4, 1))).astype(np.float32)
     values[0, 0, 0] = 0
     data = raw(to_bfloat16(values) if fast == "bfloat16" else values)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from counting import count
 from outrider.bench.eval_cases import Case, fill, insert, normalise, paragraphs, spread
 from outrider.bench.eval_measures import agreement, captured_by_layer, overlap
 from outrider.bench.eval_needles import needle_late, needle_multi, needle_single, variable_tracking
@@ -18,11 +19,6 @@ from outrider.errors import ConfigError
 FILLER = paragraphs(
     "\n\n".join(f"Paragraph {i} tells of a long walk through the hills, and of rain." for i in range(60))
 )
-
-
-def count(text):
-    """About as a tokenizer counts: words and their punctuation."""
-    return len(text.replace("-", " - ").replace('"', ' " ').split()) + text.count(".") + text.count("\n")
 
 
 def where(case, text):

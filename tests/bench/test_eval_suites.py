@@ -2,14 +2,11 @@
 
 import pytest
 
+from counting import count
 from outrider.bench.eval import SUITES, Answer, Reads, evaluate, make_cases, summarise
 from outrider.errors import ConfigError
 
 ROWS = '{"question": "who did %d", "answers": ["Person%d"], "ctxs": [{"title": "T%d", "text": "Deed of Person%d ."}]}'
-
-
-def count(text):
-    return len(text.replace("-", " - ").replace('"', ' " ').split()) + text.count(".") + text.count("\n")
 
 
 @pytest.fixture

@@ -111,6 +111,23 @@ def test_a_damaged_shard_is_named(tmp_path: Path) -> None:
     assert len(Answers(run.out / "answers").entries) == 18
 
 
+def test_the_answers_of_another_run_are_trained_on_too(tmp_path: Path, finished: tuple[Run, Result]) -> None:
+    first, _ = finished
+    run = replace(tiny_run(tmp_path), also=(first.out,))
+    run.options = replace(run.options, seed=1, epochs=1.0)
+    run.answer()
+    alone = len(Answers(run.out / "answers").training())
+    run.train()
+    card = (run.head_folder / "README.md").read_text()
+    assert f"{alone + len(Answers(first.out / 'answers').training())} answers" in card
+    plan = first.out / "answers" / "plan.json"
+    other = tmp_path / "other" / "answers"
+    other.mkdir(parents=True)
+    (other / "plan.json").write_text(plan.read_text().replace('"layers"', '"other_layers"'))
+    with pytest.raises(ConfigError, match="leave it out of --also"):
+        replace(run, also=(tmp_path / "other",)).train()
+
+
 def test_a_full_disk_at_export_keeps_the_old_head(
     finished: tuple[Run, Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:

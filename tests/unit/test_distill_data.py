@@ -12,6 +12,7 @@ import pytest
 
 from outrider.distill import guard, prompts
 from outrider.distill.data import Prompt, is_held_out, read_prompts, write_prompts
+from outrider.distill.follow import follow_prompts
 from outrider.distill.invent import domain_of, usable
 from outrider.errors import ConfigError
 
@@ -117,6 +118,32 @@ def test_slots_are_drawn_once() -> None:
     text = prompts.fill("{name} {name} {name2}", prompts.Rng(3))
     first, again, other = text.split()
     assert first == again != other
+
+
+def test_a_second_round_leans_on_the_answers_of_the_first() -> None:
+    story = "Once upon a time a fox met a crow beside the quiet river. " * 8
+    spoken = [(Prompt((("user", f"Tell me story {i}."),), "chat"), f"{i}: {story}") for i in range(5)]
+    spoken += [(Prompt((("user", f"What is {i} + 2?"),), "maths"), f"The answer is {i + 2}.") for i in range(5)]
+    made = follow_prompts(spoken, 60)
+    assert made == follow_prompts(spoken, 60) != follow_prompts(spoken, 60, seed=1)
+    assert len({prompt.text for prompt in made}) == len(made) == 60
+    turns = [prompt for prompt in made if len(prompt.messages) > 1]
+    assert {prompt.domain for prompt in turns} == {"chat", "maths"}
+    for prompt in turns:
+        (asked,) = (was for was, text in spoken if prompt.messages[1] == ("assistant", text))
+        assert (prompt.messages[0], prompt.domain) == (asked.messages[0], asked.domain)
+        assert [role for role, _ in prompt.messages] == ["user", "assistant", "user"]
+    about = [prompt for prompt in made if len(prompt.messages) == 1]
+    assert about
+    assert all(story.strip() in prompt.text and prompt.domain == "chat" for prompt in about)
+    assert follow_prompts(spoken[5:], 60) == []  # nothing long enough to stand for a text
+
+
+def test_no_evaluation_prompt_comes_back_as_a_second_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = frozenset(guard.fingerprints(EVALUATED))
+    monkeypatch.setattr(guard, "evaluation_hashes", lambda: known)
+    spoken = [(Prompt((("user", "Ask me something."),)), EVALUATED + " " + "Sheep graze. " * 60)]
+    assert follow_prompts(spoken, 20) == []
 
 
 def test_held_out_prompts_depend_on_their_text_alone() -> None:

@@ -7,7 +7,26 @@ from collections import deque
 
 from outrider.api.outputs import Piece
 
-Pieces = asyncio.Queue[Piece]
+
+class Pieces:
+    """One request's pieces on its event loop, for one reader: a queue of nothing but what this takes."""
+
+    def __init__(self) -> None:
+        self._ready: deque[Piece] = deque()
+        self._reader: asyncio.Future[None] | None = None
+
+    def put_nowait(self, piece: Piece) -> None:
+        """Add a piece and wake the reader."""
+        self._ready.append(piece)
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    async def get(self) -> Piece:
+        """The next piece, as soon as there is one."""
+        while not self._ready:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        return self._ready.popleft()
 
 
 class Mailbox:

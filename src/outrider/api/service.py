@@ -86,7 +86,7 @@ class Service:
 
         Raises RequestError, UnsupportedError, PromptTooLongError or CapacityError before the first piece.
         """
-        pieces: Pieces = asyncio.Queue()
+        pieces = Pieces()
         sink = partial(self._mailbox().post, pieces)
 
         if params.structured_outputs is None:

@@ -30,6 +30,7 @@ from outrider.server.parsers import (
 )
 from outrider.server.prompts import encode_chat
 from outrider.server.requests import ChatRequest, NamedTool, Tool
+from outrider.server.responses import ChatChunk
 from outrider.server.sampling import check_length, sampling_params
 from outrider.server.spans import Spans
 from outrider.server.state import ServerState, record_of
@@ -147,7 +148,7 @@ class Conversation:
         record: dict[str, Any],
     ) -> None:
         self._state, self._body, self._job, self._record = state, body, job, record
-        self._head = {"id": f"chatcmpl-{job.id}", "created": int(time.time()), "model": model}
+        self._head: dict[str, Any] = {"id": f"chatcmpl-{job.id}", "created": int(time.time()), "model": model}
         self._usage = Usage(job.prompts)
         tokenizer = state.backend.tokenizer
         self._choices = [
@@ -158,7 +159,7 @@ class Conversation:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Server-sent events."""
         options = self._body.stream_options
-        written = Chunks(self._head | {"object": "chat.completion.chunk"})
+        written = Chunks(ChatChunk(**self._head))
         counted = options is not None and options.continuous_usage_stats
         async with aclosing(self._chunks()) as chunks:
             async for choice, _ in chunks:

@@ -18,6 +18,7 @@ from outrider.server.generate import Job, generate
 from outrider.server.logprobs import completion_logprobs, prompt_logprobs
 from outrider.server.prompts import encode_prompts
 from outrider.server.requests import CompletionRequest
+from outrider.server.responses import TextChunk
 from outrider.server.sampling import check_length, sampling_params
 from outrider.server.spans import Spans
 from outrider.server.state import ServerState, record_of
@@ -95,12 +96,7 @@ class Completion:
         self, state: ServerState, body: CompletionRequest, job: Job, model: str, record: dict[str, Any]
     ) -> None:
         self._state, self._body, self._job, self._record = state, body, job, record
-        self._head = {
-            "id": f"cmpl-{job.id}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": model,
-        }
+        self._head: dict[str, Any] = {"id": f"cmpl-{job.id}", "created": int(time.time()), "model": model}
         self._usage = Usage(job.prompts)
         tokenizer = state.backend.tokenizer
         texts = [_prompt_text(body, number, prompt, tokenizer) for number, prompt in enumerate(job.prompts)]
@@ -112,7 +108,7 @@ class Completion:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Server-sent events."""
         options = self._body.stream_options
-        written = Chunks(self._head)
+        written = Chunks(TextChunk(**self._head))
         counted = options is not None and options.continuous_usage_stats
         async with aclosing(self._chunks()) as chunks:
             async for choice, _ in chunks:
@@ -134,7 +130,7 @@ class Completion:
                     folded[choice["index"]]["prompt_logprobs"] = told
         if self._state.settings.log_prompts:
             self._record["answer"] = [choice["text"] for choice in folded]
-        return self._head | {"choices": folded, "usage": self._usage.to_dict()}
+        return self._head | {"object": "text_completion", "choices": folded, "usage": self._usage.to_dict()}
 
     async def _chunks(self) -> AsyncGenerator[tuple[dict[str, Any], Piece], None]:
         meter = Meter(self._state.metrics, self._record, self._usage)

@@ -43,7 +43,7 @@ async def generate(backend: Backend, job: Job, meter: Meter) -> AsyncGenerator[N
     Raises what the engine refuses; HttpError or OutriderError when the engine ends a sample with an error.
     """
     try:
-        async with aclosing(_merged(backend, job)) as stream:
+        async with aclosing(_answers(backend, job, 0) if len(job.prompts) == 1 else _merged(backend, job)) as stream:
             async for news in stream:
                 _check(news.piece)
                 meter.add(*news)
@@ -62,11 +62,7 @@ def _check(piece: Piece) -> None:
 
 
 async def _merged(backend: Backend, job: Job) -> AsyncGenerator[News, None]:
-    if len(job.prompts) == 1:
-        async with aclosing(_answers(backend, job, 0)) as one:
-            async for news in one:
-                yield news
-        return
+    """The answers to several prompts as they come."""
     queue: asyncio.Queue[News | Exception | None] = asyncio.Queue()
     tasks = [asyncio.create_task(_pump(backend, job, number, queue)) for number in range(len(job.prompts))]
     try:

@@ -1,4 +1,4 @@
-"""The shapes of answers, for the OpenAPI page. Streams carry the same objects with `delta` in place of `message`."""
+"""The shapes of answers, for the OpenAPI page, and those of what a stream carries."""
 
 from __future__ import annotations
 
@@ -112,6 +112,77 @@ class TextCompletion(BaseModel):
     model: str
     choices: list[TextChoice]
     usage: UsageBody
+
+
+class Span(BaseModel):
+    """Text of one origin; drafter None: the target's own."""
+
+    text: str
+    drafter: str | None
+
+
+class TextChoiceChunk(BaseModel):
+    """The next part of a continuation. What has a default is there where it was asked for, or at the end."""
+
+    index: int
+    text: str
+    logprobs: dict[str, Any] | None
+    finish_reason: Literal["stop", "length"] | None
+    token_ids: list[int] | None = None
+    spans: list[Span] | None = None
+    stop_reason: str | int | None = None
+
+
+class TextChunk(BaseModel):
+    """One event of a streamed completion; the usage, where it was asked for, comes last and without a choice."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[TextChoiceChunk] = []
+    usage: UsageBody | None = None
+
+
+class CalledToolDelta(BaseModel):
+    """A tool call in a stream: it comes whole."""
+
+    index: int
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class AnswerDelta(BaseModel):
+    """What a chunk adds to the message."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[CalledToolDelta] | None = None
+
+
+class ChatChoiceChunk(BaseModel):
+    """The next part of a sample of a chat. What has a default is there where it was asked for, or at the end."""
+
+    index: int
+    delta: AnswerDelta
+    logprobs: dict[str, Any] | None
+    finish_reason: Literal["stop", "length", "tool_calls"] | None
+    token_ids: list[int] | None = None
+    spans: list[Span] | None = None
+    stop_reason: str | int | None = None
+
+
+class ChatChunk(BaseModel):
+    """One event of a streamed chat; the usage, where it was asked for, comes last and without a choice."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChoiceChunk] = []
+    usage: UsageBody | None = None
 
 
 class Model(BaseModel):

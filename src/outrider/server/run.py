@@ -12,13 +12,13 @@ from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from outrider.errors import ConfigError
 from outrider.server.app import create_app
 from outrider.server.backend import Backend
 from outrider.server.logs import setup_logs
 from outrider.server.metrics_app import create_metrics_app
+from outrider.server.protocol import BoundedProtocol
 from outrider.server.settings import Settings
 from outrider.server.state import ServerState
 
@@ -55,7 +55,6 @@ def make_server(app: FastAPI, settings: Settings) -> DrainingServer:
         server_header=False,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=round(settings.drain_timeout) + LAST_WORDS,
-        h11_max_incomplete_event_size=64 << 10,
     )
     return DrainingServer(config, app.state.server, settings.drain_timeout)
 
@@ -118,49 +117,6 @@ class SideServer(AnnouncedServer):
     def capture_signals(self) -> Iterator[None]:
         """Nothing is captured."""
         yield
-
-
-class BoundedProtocol(H11Protocol):
-    """A uvicorn protocol that closes connections whose request headers do not arrive in time (slow-loris)."""
-
-    header_timeout = 30.0
-    _header_timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """The first request's headers must arrive in time."""
-        super().connection_made(transport)
-        self._watch()
-
-    def data_received(self, data: bytes) -> None:
-        """Bytes came: while they do not make a request, time runs."""
-        super().data_received(data)
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._unwatch()
-        elif self._header_timer is None:
-            self._watch()
-
-    def on_response_complete(self) -> None:
-        """Between requests the keep-alive timeout applies."""
-        self._unwatch()
-        super().on_response_complete()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """No timer outlives its connection."""
-        self._unwatch()
-        super().connection_lost(exc)
-
-    def _watch(self) -> None:
-        self._header_timer = self.loop.call_later(self.header_timeout, self._give_up)
-
-    def _unwatch(self) -> None:
-        if self._header_timer is not None:
-            self._header_timer.cancel()
-            self._header_timer = None
-
-    def _give_up(self) -> None:
-        if not self.transport.is_closing():
-            self.transport.write(b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
-            self.transport.close()
 
 
 async def _serve_all(server: DrainingServer, sockets: list[socket.socket], state: ServerState) -> None:

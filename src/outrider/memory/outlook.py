@@ -2,7 +2,8 @@
 fast memory, what is slow, and what it takes. Printed at start; `outrider info MODEL --context-config JSON` shows it.
 
 The numbers are those of planner.py, with the buffers of the engine: whole layers are staged through two slots as long
-as the longest context, and every slow layer has room for the rows of a pass. Weights are not in it.
+as the longest context, every slow layer has room for the rows of a pass, and a sixteenth of kv_memory (8 MiB at most)
+is set aside for transfers. Weights are not in it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.config import ContextConfig
-from outrider.memory.place.build import UNLIMITED, buffer_capacity
+from outrider.memory.place.build import buffer_capacity, fast_limit
 from outrider.memory.planner import Footprint, Load, MemoryPlan, fit_layers, most_requests, plan
 from outrider.memory.selectors import read_selector
 
@@ -136,7 +137,7 @@ def look_ahead(
 
 def _place(context: ContextConfig, model: Footprint, tokens: int, length: int, requests: int) -> Placed:
     load = Load(length, min(buffer_capacity(context, model.page_size), length))
-    loads, limit = [load] * requests, UNLIMITED if context.kv_memory is None else context.kv_memory
+    loads, limit = [load] * requests, fast_limit(context)
     slow = fit_layers(model, limit, loads) if context.slow_layers is None else context.slow_layers
     made = None if slow is None else plan(model, limit, loads, slow)
     room = tokens // model.padded(length)

@@ -24,6 +24,9 @@ from outrider.types import Int32
 #: A limit that nothing reaches.
 UNLIMITED = 1 << 60
 STAGING_LAYERS = 2
+#: What transfers hold beside the buffers, at most, and the share of kv_memory that is set aside for it: pages that wait
+#: to be written, blocks that are being read, and memory that the allocator has not given back yet.
+TRANSFER_BYTES, TRANSFER_SHARE = 8 << 20, 16
 #: Options that mean nothing without a slow tier, and the values that ask for nothing.
 WITHOUT_TIER: Mapping[str, tuple[Any, ...]] = {
     "slow_layers": (None, 0),
@@ -60,6 +63,13 @@ def check_tiers(context: ContextConfig, spec: DecoderSpec, page_size: int) -> No
         )
 
 
+def fast_limit(context: ContextConfig) -> int:
+    """Bytes of fast memory that KV is planned with: kv_memory, less what its transfers hold on their way."""
+    if context.kv_memory is None:
+        return UNLIMITED
+    return context.kv_memory - min(TRANSFER_BYTES, context.kv_memory // TRANSFER_SHARE)
+
+
 def buffer_capacity(context: ContextConfig, page_size: int) -> int:
     """Entries of a sequence that a slow layer's buffer holds: a selection, or only the page that is filling."""
     return context.budget if context.mode in ("sparse", "bounded") else page_size
@@ -89,7 +99,7 @@ def longest_in(model: Footprint, context: ContextConfig) -> int:
     capacity = buffer_capacity(context, model.page_size)
     forced = context.slow_layers
     choices = range(model.layers + 1) if forced is None else range(forced, forced + 1)
-    lengths = [longest_context(model, context.kv_memory, 1, capacity, slow) for slow in choices]
+    lengths = [longest_context(model, fast_limit(context), 1, capacity, slow) for slow in choices]
     longest = max(UNLIMITED if length is None else length for length in lengths)
     if longest < model.page_size:
         raise CapacityError(
@@ -101,8 +111,7 @@ def longest_in(model: Footprint, context: ContextConfig) -> int:
 
 def rules_of(context: ContextConfig) -> Rules:
     """How the configuration wants layers to move."""
-    limit = UNLIMITED if context.kv_memory is None else context.kv_memory
-    return Rules(limit, context.elastic, context.prefetch, context.slow_layers)
+    return Rules(fast_limit(context), context.elastic, context.prefetch, context.slow_layers)
 
 
 def describe_limits(model: Footprint, context: ContextConfig, requests: int) -> str:
@@ -113,7 +122,7 @@ def describe_limits(model: Footprint, context: ContextConfig, requests: int) -> 
         return "all KV stays in fast memory; kv_path is ready for when kv_memory is set"
     capacity, parts = buffer_capacity(context, model.page_size), []
     for count in sorted({1, requests}):
-        lengths = [longest_context(model, context.kv_memory, count, capacity, i) for i in range(model.layers + 1)]
+        lengths = [longest_context(model, fast_limit(context), count, capacity, i) for i in range(model.layers + 1)]
         most = max(range(len(lengths)), key=lambda i: UNLIMITED if lengths[i] is None else lengths[i] or 0)
         top = "any length" if lengths[most] is None else f"{lengths[most]} tokens"
         parts.append(

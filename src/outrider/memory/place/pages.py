@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
@@ -14,11 +16,13 @@ from outrider.memory.place.loads import Loads, read_blocks
 from outrider.memory.place.step import Layout
 from outrider.memory.tiers.base import Blocks, Bytes, Tier
 from outrider.memory.tiers.codec import Codec
-from outrider.memory.transfer import Mover
+from outrider.memory.transfer import Mover, Ticket
 from outrider.types import Int32
 
 #: Full pages written by one job: few enough that a queue of them holds little memory.
 PAGES_PER_JOB = 8
+#: Bytes of pages that may wait for the tier. Whoever writes back more waits: a slow disk costs time, not memory.
+QUEUED_BYTES = 2 << 20
 
 
 class PageMover:
@@ -30,6 +34,7 @@ class PageMover:
         self._tier, self._mover, self._codec, self._chunk = tier, mover, codec, chunk
         self.heads, self.page_size, self._pages = layout.kv_heads, layout.page_size, layout.num_pages
         self._lock = threading.Lock()
+        self._queued: deque[tuple[Ticket, int]] = deque()  # write-backs and their bytes, the oldest first
 
     @property
     def block_bytes(self) -> int:
@@ -110,11 +115,13 @@ class PageMover:
             part = pages[start : start + PAGES_PER_JOB]
             mine = slots[:, start * self.page_size : (start + len(part)) * self.page_size]
             mine = mine.reshape(self.heads, len(part), self.page_size).transpose(1, 0, 2).reshape(-1, self.page_size)
+            self._wait_for_room(len(part) * self.heads * self._codec.raw_bytes)
             raw = plane.gather(self._every(len(part)), np.ascontiguousarray(mine, np.int32), other)
             blocks = self.blocks(layer, part)
             with self._lock:
                 self.in_flight += len(blocks)
-            self._mover.submit("store", blocks, partial(self._store, blocks, raw))
+            ticket = self._mover.submit("store", blocks, partial(self._store, blocks, raw))
+            self._queued.append((ticket, raw.nbytes))
 
     def drop(self, layers: Iterable[int], pages: Int32) -> None:
         """Blocks of these pages are free. Queued, behind what is still on its way to them."""
@@ -128,6 +135,13 @@ class PageMover:
             return 0
 
         self._mover.submit("store", blocks, run)
+
+    def _wait_for_room(self, size: int) -> None:
+        """Until so many bytes more may wait for the tier. Failures are those of whoever wants the blocks back."""
+        while self._queued and (self._queued[0][0].done or size + sum(held for _, held in self._queued) > QUEUED_BYTES):
+            with suppress(OutriderError):
+                self._mover.wait(self._queued[0][0])
+            self._queued.popleft()
 
     def _store(self, blocks: Blocks, raw: Bytes) -> int:
         try:

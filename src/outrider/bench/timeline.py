@@ -64,7 +64,7 @@ class _Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._decoder, name)
 
-    def forward(self, batch: Batch, cache: Any, before_layer: Callable[[int], object] | None = None) -> Result:
+    def forward(self, batch: Batch, cache: Any, before_layer: Callable[[int], int | None] | None = None) -> Result:
         began: list[tuple[int, float]] = []
 
         def before(layer: int) -> None:

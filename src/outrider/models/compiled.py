@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from functools import partial
-from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -102,24 +101,31 @@ class CompiledDecoder:
     def kv_bytes_per_token(self) -> int:
         return self.spec.num_layers * entry_bytes(self.spec.num_kv_heads, self.spec.head_dim, self.kv_dtype)
 
-    def forward(self, batch: Batch, cache: KVCache, before_layer: Callable[[int], object] | None = None) -> Result:
-        """One forward pass; `before_layer(l)` is called ahead of every slow layer (to wait for KV on its way)."""
+    def forward(self, batch: Batch, cache: KVCache, before_layer: Callable[[int], int | None] | None = None) -> Result:
+        """One forward pass; `before_layer(l)` waits for KV on its way ahead of slow layers, see Decoder.forward."""
         if not isinstance(cache, PagedKVCache):
             raise RequestError("this cache belongs to another decoder; use new_cache()")
         with self._lock:
             inputs = self._enter(batch, cache)
             logits, features, queries = self._outputs(batch)
             views = {view.first: view for view in batch.slow}
-            slow = min(views, default=0)  # where nothing is slow, a caller may still wait for every layer
-            for first, last in _spans(self.spec.num_layers, sorted(views), before_layer is not None):
-                if before_layer is not None and first >= slow:
-                    before_layer(first)
+            first = 0
+            while first < self.spec.num_layers:
+                last = self._last(first, views, before_layer)
                 if first in views:
                     inputs += self._descend(views[first])
                 self._run(cache, first, last)
+                first = last
             del inputs  # kept alive until here: the step reads them by address
             seen = None if queries is None else queries[..., : self.spec.head_dim]
             return Result(self._work.best(len(batch.logit_rows)), logits, features, seen)
+
+    def _last(self, first: int, views: Collection[int], before_layer: Callable[[int], int | None] | None) -> int:
+        """Where a run of layers from `first` on ends: where the view changes, or where KV has to be waited for."""
+        last = min((view for view in views if view > first), default=self.spec.num_layers)
+        if before_layer is None or first < min(views, default=0):
+            return last
+        return min(last, before_layer(first) or first + 1)
 
     def _run(self, cache: PagedKVCache, first: int, last: int) -> None:
         """Layers first .. last - 1 on all threads."""
@@ -205,12 +211,6 @@ class CompiledDecoder:
         size = max(1024, 1 << (positions - 1).bit_length())
         self._cos, self._sin = tables(spec.rope, spec.head_dim, size)
         self._work.step["cos"], self._work.step["sin"] = address(self._cos), address(self._sin)
-
-
-def _spans(layers: int, firsts: Sequence[int], stop: bool) -> list[tuple[int, int]]:
-    """Ranges of layers that run at once: cut where the view changes and, to stop at them, at every slow layer."""
-    cuts = range(firsts[0] if firsts else 0, layers) if stop else firsts
-    return list(pairwise(sorted({0, *cuts, layers})))
 
 
 class _PackedModel:

@@ -78,7 +78,7 @@ class ReferenceDecoder:
         return self.new_cache(1, 1).nbytes
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, cache: KVCache, before_layer: Callable[[int], object] | None = None) -> Result:
+    def forward(self, batch: Batch, cache: KVCache, before_layer: Callable[[int], int | None] | None = None) -> Result:
         """See models/spec.py; `cache` is one that new_cache gave."""
         assert isinstance(cache, TorchCache)
         if batch.slow:

@@ -168,10 +168,11 @@ class Decoder(Protocol):
         """Give the queries of other layers from the next pass on. ConfigError where there is no such layer."""
         ...
 
-    def forward(self, batch: Batch, cache: KVCache, before_layer: Callable[[int], object] | None = None) -> Result:
+    def forward(self, batch: Batch, cache: KVCache, before_layer: Callable[[int], int | None] | None = None) -> Result:
         """Write the rows' K and V and return the best tokens, logits and features that the batch asks for.
 
-        `before_layer(l)` is called ahead of every slow layer. RequestError where the decoder knows no slow layers.
+        `before_layer(l)` is called ahead of the first slow layer and gives the next one ahead of which it must be
+        called; None: the next layer. RequestError where the decoder knows no slow layers.
 
         A row's result does not depend on the other rows of the batch, on how a prompt was cut into chunks, nor on
         the number of threads: bitwise on the CPU.

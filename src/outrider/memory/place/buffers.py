@@ -7,11 +7,13 @@ is page * page size + offset, as everywhere. A raw block is one page of one KV h
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from outrider.kernels.cpu.machine import SOURCES, u8
 from outrider.memory.tiers.base import Bytes
 from outrider.types import Int32
 
@@ -23,7 +25,9 @@ class Rows:
 
     def __init__(self, planes: Planes) -> None:
         self.pages, self.kv_heads, self.page_size = planes[0].shape[:3]
-        self._planes = [_as_bytes(plane) for plane in planes]
+        self._planes = tuple(_as_bytes(plane) for plane in planes)
+        self.widths = np.array([plane.shape[3] for plane in self._planes])
+        self.addresses = np.array([plane.__array_interface__["data"][0] for plane in self._planes])
 
     @property
     def raw_bytes(self) -> int:
@@ -54,12 +58,11 @@ class Rows:
             copy_pages(plane, raw, start, heads, pages)
             start += self.page_size * plane.shape[3]
 
-    def scatter(self, raw: Bytes, index: Int32, offsets: Int32, heads: Int32, slots: Int32) -> None:
-        """Row offsets[i] of block raw[index[i]] goes to (heads[i], slots[i])."""
-        start = 0
-        for plane in self._planes:
-            copy_in(plane, raw, start, index, offsets, heads, slots)
-            start += self.page_size * plane.shape[3]
+    def scatter(
+        self, raw: Bytes, first: int, starts: NDArray[np.int64], offsets: Int32, heads: Int32, slots: Int32
+    ) -> None:
+        """Of block raw[i], rows offsets[r] go to (heads[r], slots[r]): r from starts[first + i] to the next one."""
+        copy_in(self._planes, raw, first, starts, offsets, heads, slots)
 
     def copy(self, source: Rows, heads: Int32, source_slots: Int32, slots: Int32) -> None:
         """Rows (heads[i], source_slots[i]) of another layer's planes come to (heads[i], slots[i]) of these."""
@@ -98,12 +101,16 @@ def copy_pages(plane, raw, start, heads, pages):
 
 
 @njit(cache=True, nogil=True)
-def copy_in(plane, raw, start, index, offsets, heads, slots):
-    """Rows at `offsets` of raw[index] into slots [n] of a plane."""
-    page_size, width = plane.shape[2], plane.shape[3]
-    for i in range(index.shape[0]):
-        at = start + offsets[i] * width
-        plane[slots[i] // page_size, heads[i], slots[i] % page_size] = raw[index[i], at : at + width]
+def copy_in(planes, raw, first, starts, offsets, heads, slots):
+    """Rows r at `offsets` of raw[i] into slots of all planes; starts[first + i] <= r < starts[first + i + 1]."""
+    start = 0
+    for plane in planes:
+        page_size, width = plane.shape[2], plane.shape[3]
+        for i in range(raw.shape[0]):
+            for r in range(starts[first + i], starts[first + i + 1]):
+                at = start + offsets[r] * width
+                plane[slots[r] // page_size, heads[r], slots[r] % page_size] = raw[i, at : at + width]
+        start += page_size * width
 
 
 @njit(cache=True, nogil=True)
@@ -113,3 +120,33 @@ def copy_rows(plane, source, heads, source_slots, slots):
     for i in range(heads.shape[0]):
         old, new = source_slots[i], slots[i]
         plane[new // page_size, heads[i], new % page_size] = source[old // page_size, heads[i], old % page_size]
+
+
+def copy_layers(
+    targets: Sequence[Rows], sources: Sequence[Rows], groups: Int32, heads: Int32, source_slots: Int32, slots: Int32
+) -> None:
+    """Rows.copy for many layers at once: row i of layer l goes to (heads[i], slots[groups[l], i])."""
+    to, of = (np.stack([rows.addresses for rows in part]) for part in (targets, sources))
+    first = targets[0]
+    _copy_layers(to, of, first.widths, first.kv_heads, first.page_size, groups, heads, source_slots, slots)
+
+
+def _layer_copier(sources: int) -> Any:
+    """The compiled loop of copy_layers, cached on disk under the digest of what it is built from."""
+
+    @njit(cache=True, nogil=True)
+    def copy(targets, planes, widths, kv_heads, page_size, groups, heads, source_slots, slots):
+        for layer in range(targets.shape[0] if sources != 0 else 0):
+            for plane in range(targets.shape[1]):
+                width, new, old = widths[plane], u8(targets[layer, plane]), u8(planes[layer, plane])
+                for i in range(heads.shape[0]):
+                    slot, source = slots[groups[layer], i], source_slots[i]
+                    at = ((slot // page_size * kv_heads + heads[i]) * page_size + slot % page_size) * width
+                    place = ((source // page_size * kv_heads + heads[i]) * page_size + source % page_size) * width
+                    for byte in range(width):
+                        new[at + byte] = old[place + byte]
+
+    return copy
+
+
+_copy_layers = _layer_copier(SOURCES)

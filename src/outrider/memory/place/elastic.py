@@ -50,6 +50,10 @@ class Elastic:
         """
         heads = len(self.entries)
         whole = np.concatenate([self.entries, np.broadcast_to(entries, (heads, len(entries)))], axis=1)
+        if whole.shape[1] <= self.capacity:
+            rows = free_rows(self.rows, self.capacity, len(entries))
+            self.entries, self.rows = whole, np.concatenate([self.rows, rows], axis=1)
+            return rows
         change = self.update(whole[:, -self.capacity :])
         return change.rows[:, -len(entries) :] if len(entries) else change.rows[:, :0]
 
@@ -73,6 +77,24 @@ class Resident:
         self.peak = 0  # rows that were ever in use
         self.loaded_bytes = self.stored_bytes = 0
         self.groups = [Elastic(kv_heads, capacity) for _ in range(groups)]
+
+
+@njit(cache=True, nogil=True)
+def free_rows(rows, capacity, count):
+    """The first `count` rows per head that are in no row of rows [KV heads, n]."""
+    found = np.empty((rows.shape[0], count), np.int32)
+    used = np.empty(capacity, np.bool_)
+    for h in range(rows.shape[0]):
+        used[:] = False
+        for i in range(rows.shape[1]):
+            used[rows[h, i]] = True
+        free = 0
+        for i in range(count):
+            while used[free]:
+                free += 1
+            used[free] = True
+            found[h, i] = free
+    return found
 
 
 @njit(cache=True, nogil=True)

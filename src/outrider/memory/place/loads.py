@@ -43,16 +43,14 @@ class Loads:
         blocks, offsets, heads, slots = (np.concatenate([part[i] for part in parts] or [_NOTHING]) for i in range(4))
         owners = np.repeat([part.owner for part in parts], [len(part.blocks) for part in parts]).astype(np.int64)
         order = np.argsort(blocks, kind="stable")
-        unique, starts = np.unique(blocks[order], return_index=True)
+        blocks = blocks[order]
+        starts = np.flatnonzero(np.concatenate([blocks[:1] == blocks[:1], blocks[1:] != blocks[:-1]]))
         narrow = [np.ascontiguousarray(part[order], np.int32) for part in (offsets, heads, slots)]
-        return cls(unique, np.append(starts, len(blocks)), narrow[0], narrow[1], narrow[2], owners[order])
+        return cls(blocks[starts], np.append(starts, len(blocks)), narrow[0], narrow[1], narrow[2], owners[order])
 
     def place(self, target: Rows, raw: Bytes, part: slice) -> None:
         """Put the rows of blocks part.start .. part.stop - 1, whose raw bytes are given, into their slots."""
-        rows = slice(self.starts[part.start], self.starts[part.stop])
-        counts = np.diff(self.starts[part.start : part.stop + 1])
-        index = np.repeat(np.arange(len(raw), dtype=np.int32), counts)
-        target.scatter(raw, index, self.offsets[rows], self.heads[rows], self.slots[rows])
+        target.scatter(raw, part.start, self.starts, self.offsets, self.heads, self.slots)
 
     def owners_of(self, indices: Iterable[int]) -> set[int]:
         """Sequences that wanted rows of these blocks (indices into `blocks`)."""

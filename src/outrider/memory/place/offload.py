@@ -20,7 +20,7 @@ from functools import partial
 import numpy as np
 
 from outrider.errors import CapacityError
-from outrider.memory.place.buffers import Rows
+from outrider.memory.place.buffers import Rows, copy_layers
 from outrider.memory.place.elastic import Elastic, Resident
 from outrider.memory.place.loads import Loads, Wanted, locate
 from outrider.memory.place.pages import PageMover
@@ -232,9 +232,9 @@ class Offload:
         size = self.pages.block_bytes
         moving = [i for i, need in enumerate(needs) if not self.staged(need)]
         for group, parts in enumerate(wants):
-            layers = sum(self._groups[layer] == group for layer in self._buffers)
+            layers = int((self._groups[list(self._buffers)] == group).sum())
             for i, part in zip(moving, parts, strict=True):
-                states[i].loaded_bytes += int(layers * size * len(np.unique(part.blocks)))
+                states[i].loaded_bytes += layers * size * len(set(part.blocks.tolist()))
 
     def _stage(
         self, needs: Sequence[Need], states: Sequence[Resident], views: Sequence[SlowView], failed: set[int]
@@ -308,9 +308,10 @@ class Offload:
             np.repeat(np.arange(heads, dtype=np.int32), len(entries)),
             np.tile(slots[-len(entries) :], heads),
         )
-        for layer, source in sources.items() if len(entries) else ():
-            target = self._buffers[layer]
-            target.copy(source or target, which, places, rows[self._groups[layer]].astype(np.int32))
+        if len(entries):
+            targets = [self._buffers[layer] for layer in sources]
+            given = [source or target for source, target in zip(sources.values(), targets, strict=True)]
+            copy_layers(targets, given, self._groups[list(sources)], which, places, np.stack(rows).astype(np.int32))
         state.length = stop
 
     def _refill(self, need: Need, state: Resident, layer: int) -> None:

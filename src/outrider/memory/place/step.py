@@ -69,7 +69,7 @@ class Ahead:
     """
 
     def __init__(self, mover: Mover, layers: Sequence[int], jobs: Mapping[int, Job], depth: int | None) -> None:
-        self._mover, self._jobs = mover, jobs
+        self._mover, self._jobs, self._layers = mover, jobs, layers
         self._place = {layer: place for place, layer in enumerate(layers)}
         self._waiting = [layer for layer in layers if layer in jobs]
         self._depth = len(layers) if depth is None else depth
@@ -81,12 +81,16 @@ class Ahead:
         """Whether there is nothing to move at all."""
         return not self._jobs
 
-    def reach(self, layer: int) -> None:
-        """The layers before this one are done: submit what may follow, and wait for the layer's own."""
-        self._submit(self._place[layer] + self._depth)
-        ticket = self._tickets.pop(layer, None)
-        if ticket is not None:
-            self._mover.wait(ticket)
+    def reach(self, layer: int) -> int:
+        """The layers before this one are done: submit what may follow, and wait for what is due. Gives the next slow
+        layer to stop at: the first one whose loads are not there yet, or the one behind where others wait for that."""
+        place = self._place[layer]
+        self._submit(place + self._depth)
+        for due in [number for number in self._tickets if number <= layer]:
+            self._mover.wait(self._tickets.pop(due))
+        if self._waiting:
+            return self._layers[place + 1] if place + 1 < len(self._layers) else layer + 1
+        return next((number for number, ticket in self._tickets.items() if not ticket.done), self._layers[-1] + 1)
 
     def _submit(self, last: int) -> None:
         """Submit the jobs of the slow layers up to the `last`-th."""
@@ -110,9 +114,13 @@ class Step:
         return self.views[0]
 
     @property
-    def before_layer(self) -> Callable[[int], object] | None:
-        """`wait`, or None where there is nothing to wait for."""
-        return self.wait if self._queues else None
+    def before_layer(self) -> Callable[[int], int] | None:
+        """`reach`, or None where there is nothing to wait for."""
+        return self.reach if self._queues else None
+
+    def reach(self, layer: int) -> int:
+        """Return when the layer's entries are there, with the next layer to stop at."""
+        return min(queue.reach(layer) for queue in self._queues)
 
     def wait(self, layer: int) -> frozenset[int]:
         """Return when the layer's entries are there; the sequences whose KV is lost have to be recomputed or ended."""
@@ -122,7 +130,7 @@ class Step:
 
     def finish(self) -> frozenset[int]:
         """wait for all layers."""
-        for layer in self._layers:
+        for layer in self._layers[-1:]:
             self.wait(layer)
         return frozenset(self._failed)
 

@@ -45,11 +45,9 @@ class DiskTier(BookedTier):
         self._require(blocks)
         got = np.zeros(len(blocks), np.int64)
         self._read_fast(blocks, out, got)
-        for i in np.flatnonzero(got != self.block_bytes):
-            self._read_block(int(blocks[i]), out[i].data)
-        corrupt = blocks[self._checksums[blocks] != _sums(out)]
-        if len(corrupt):
-            raise LostBlocksError(corrupt, f"corrupt in {self.path}")
+        late = np.flatnonzero(got != self.block_bytes)
+        if len(late):
+            self._read_late(blocks[late], out, late)
 
     def write(self, blocks: Blocks, data: Bytes) -> None:
         self._written[blocks] = False
@@ -63,12 +61,20 @@ class DiskTier(BookedTier):
         self._file.close()
 
     def _read_fast(self, blocks: Blocks, out: Bytes, got: NDArray[np.int64]) -> None:
-        """Whatever arrives at the first try; the rest is read again, patiently."""
+        """Whatever arrives at the first try, as it was written; the rest is read again, patiently."""
         assert out.flags.c_contiguous
-        read_blocks(self._fd, blocks, self.block_bytes, np.uint64(out.ctypes.data), got)
+        read_blocks(self._fd, blocks, self._checksums, out.view(np.uint64), got)
+
+    def _read_late(self, blocks: Blocks, out: Bytes, rows: NDArray[np.int64]) -> None:
+        """Blocks that did not arrive at once, or not as they were written, into these rows of `out`."""
+        for block, row in zip(blocks, rows, strict=True):
+            self._read_block(int(block), out[row].data)
+        corrupt = blocks[self._checksums[blocks] != _sums(out[rows])]
+        if len(corrupt):
+            raise LostBlocksError(corrupt, f"corrupt in {self.path}")
 
     def _read_block(self, block: int, view: memoryview) -> None:
-        """A block that did not arrive at once: every short read is continued, every failure named."""
+        """One block: every short read is continued, every failure named."""
         offset = block * self.block_bytes
         try:
             while view:

@@ -136,7 +136,8 @@ class Load:
 
     async def _alone(self, http: httpx.AsyncClient, reference: Reference) -> list[int]:
         response = await http.post("/v1/completions", json=reference.body | {"speculative": False})
-        response.raise_for_status()
+        if response.status_code != 200:
+            raise SystemExit(f"a {reference.name} prompt was answered {response.status_code}: {response.text[:300]}")
         ids: list[int] = response.json()["choices"][0]["token_ids"]
         return ids
 

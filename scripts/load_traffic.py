@@ -106,7 +106,11 @@ class Traffic:
         if choose.random() < 0.1:
             body["structured_outputs"] = {"regex": "[a-z]{3,12}( [a-z]{3,12}){2,5}"}
         if self.selects and choose.random() < 0.3:
-            body["context_budget"] = choose.choice((self._context["budget"], 2 * self._context["budget"]))
+            budget = self._context["budget"]
+            other = (
+                2 * budget if self._context["kv_path"] is None else budget // 2
+            )  # buffers of slow layers hold no more
+            body["context_budget"] = choose.choice((budget, other))
         return body
 
     def prompt(self, choose: random.Random, kind: str, size: int) -> str:

@@ -17,15 +17,25 @@ from outrider.api.service import Service
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 from load import Load, parse
 
-MODES = {"sparse": {"mode": "sparse", "budget": 448, "window": 32}, "full": None}
+LOOKUPS = ("ngram", "suffix")
+SPARSE = {"mode": "sparse", "budget": 448, "window": 32}
+MODES: dict[str, tuple[dict[str, Any] | None, tuple[str, ...]]] = {
+    "sparse": (SPARSE, LOOKUPS),
+    "tiered": (SPARSE | {"slow_layers": 1}, LOOKUPS),
+    "lossless": (SPARSE | {"mode": "lossless"}, ("sparse_self",)),
+    "full": (None, LOOKUPS),
+}
 
 
 @pytest.fixture(scope="module", params=MODES)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     folder = repeating_folder(tmp_path_factory.mktemp("tiny") / "model", positions=4096)
-    drafters = {"drafters": ["ngram", "suffix"], "num_speculative_tokens": 4}
+    context, names = MODES[request.param]
+    if context is not None and "slow_layers" in context:
+        context = context | {"kv_path": str(tmp_path_factory.mktemp("kv"))}
+    drafters = {"drafters": names, "num_speculative_tokens": 4}
     options = {"speculative_config": drafters, "max_num_seqs": 8, "max_model_len": 2048}
-    service = Service(folder, context_config=MODES[request.param], **options)
+    service = Service(folder, context_config=context, **options)
     with live(service, max_queue=64) as running:
         yield running
 
@@ -51,6 +61,11 @@ def test_nothing_is_wrong_under_load(server: Live) -> None:
     kinds = {"greedy short, speculation on", *(f"{how} long, speculation {drafts}" for how in ("greedy", "sampled"))}
     assert kinds <= set(record["compared_with_alone"])
     assert sum(record["outcomes"].values()) == 60
+    stats = server.backend.stats()
+    drafts = {drafter["name"]: drafter["drafts"] for drafter in stats["speculation"]["drafters"]}
+    assert sum(drafts.values()) > 0, drafts
+    if record["config"]["context"].get("slow_layers"):
+        assert stats["tiers"]["disk"]["loaded_bytes"] > 0
 
 
 def test_a_wrong_answer_is_noticed(server: Live) -> None:

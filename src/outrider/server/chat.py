@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from fastapi.responses import Response
 
 from outrider.errors import UnsupportedError
 from outrider.server.backend import Piece, Tokenizer
-from outrider.server.generate import Job, generate
+from outrider.server.generate import Job
 from outrider.server.logprobs import chat_logprobs, prompt_logprobs
 from outrider.server.parsers import (
     CALL_END,
@@ -29,13 +29,13 @@ from outrider.server.parsers import (
     Reasoning,
 )
 from outrider.server.prompts import encode_chat
+from outrider.server.reply import Reply, fold_rest
 from outrider.server.requests import ChatRequest, NamedTool, Tool
 from outrider.server.responses import ChatChunk
 from outrider.server.sampling import check_length, sampling_params
 from outrider.server.spans import Spans
 from outrider.server.state import ServerState, record_of
-from outrider.server.stream import DONE, Chunks, EventStream, answer
-from outrider.server.usage import Meter, Usage
+from outrider.server.stream import EventStream, answer
 
 TAIL = 8  # last prompt tokens in which an opened <think> is looked for
 
@@ -135,8 +135,8 @@ class Choice:
         return "tool_calls" if self._calls and not self._named else str(piece.finish.reason)
 
 
-class Conversation:
-    """One chat request: its choices as a stream of events, or folded into one response."""
+class Conversation(Reply):
+    """One chat request."""
 
     def __init__(
         self,
@@ -147,32 +147,19 @@ class Conversation:
         model: str,
         record: dict[str, Any],
     ) -> None:
-        self._state, self._body, self._job, self._record = state, body, job, record
-        self._head: dict[str, Any] = {"id": f"chatcmpl-{job.id}", "created": int(time.time()), "model": model}
-        self._usage = Usage(job.prompts)
         tokenizer = state.backend.tokenizer
-        self._choices = [
+        choices = [
             Choice(index, _parser(state, body, tools, job.prompts[0]), tokenizer, body, tools.named)
             for index in range(job.samples)
         ]
-
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """Server-sent events."""
-        options = self._body.stream_options
-        written = Chunks(ChatChunk(**self._head))
-        counted = options is not None and options.continuous_usage_stats
-        async with aclosing(self._chunks()) as chunks:
-            async for choice, _ in chunks:
-                yield written.of(choice, self._usage.to_dict() if counted else None)
-        if options and options.include_usage:
-            yield written.usage(self._usage.to_dict())
-        yield DONE
+        head = ChatChunk(id=f"chatcmpl-{job.id}", created=int(time.time()), model=model)
+        super().__init__(state, body, job, record, head, choices)
 
     async def whole(self) -> dict[str, Any]:
         """The complete response: the stream, folded."""
-        folded = [_empty(choice.index) for choice in self._choices]
-        response = self._head | {"object": "chat.completion"}
-        async with aclosing(self._chunks()) as chunks:
+        folded = [_empty(index) for index in range(self._job.samples)]
+        response = self.front | {"object": "chat.completion"}
+        async with aclosing(self.chunks()) as chunks:
             async for choice, piece in chunks:
                 _fold(folded[choice["index"]], choice)
                 if piece.prompt_logprobs is not None:
@@ -180,14 +167,6 @@ class Conversation:
         if self._state.settings.log_prompts:
             self._record["answer"] = [choice["message"]["content"] for choice in folded]
         return response | {"choices": folded, "usage": self._usage.to_dict()}
-
-    async def _chunks(self) -> AsyncGenerator[tuple[dict[str, Any], Piece], None]:
-        meter = Meter(self._state.metrics, self._record, self._usage)
-        async with aclosing(generate(self._state.backend, self._job, meter)) as stream:
-            async for news in stream:
-                choice = self._choices[news.choice].chunk(news.piece)
-                if choice is not None:
-                    yield choice, news.piece
 
 
 def _empty(index: int) -> dict[str, Any]:
@@ -206,13 +185,9 @@ def _fold(choice: dict[str, Any], chunk: dict[str, Any]) -> None:
     if chunk["logprobs"]:
         choice["logprobs"] = choice["logprobs"] or {"content": [], "refusal": None}
         choice["logprobs"]["content"] += chunk["logprobs"]["content"]
-    for name in ("token_ids", "spans"):
-        if name in chunk:
-            choice[name] = choice.get(name, []) + chunk[name]
-    if chunk["finish_reason"]:
-        choice |= {"finish_reason": chunk["finish_reason"], "stop_reason": chunk["stop_reason"]}
-        if message["content"] == "" and "tool_calls" in message:
-            message["content"] = None
+    fold_rest(choice, chunk)
+    if chunk["finish_reason"] and message["content"] == "" and "tool_calls" in message:
+        message["content"] = None
 
 
 def _tool_use(state: ServerState, body: ChatRequest) -> ToolUse:

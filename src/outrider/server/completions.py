@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -14,16 +14,16 @@ from fastapi.responses import Response
 
 from outrider.errors import UnsupportedError
 from outrider.server.backend import Piece, Tokenizer
-from outrider.server.generate import Job, generate
+from outrider.server.generate import Job
 from outrider.server.logprobs import completion_logprobs, prompt_logprobs
 from outrider.server.prompts import encode_prompts
+from outrider.server.reply import Reply, fold_rest
 from outrider.server.requests import CompletionRequest
 from outrider.server.responses import TextChunk
 from outrider.server.sampling import check_length, sampling_params
 from outrider.server.spans import Spans
 from outrider.server.state import ServerState, record_of
-from outrider.server.stream import DONE, Chunks, EventStream, answer
-from outrider.server.usage import Meter, Usage
+from outrider.server.stream import EventStream, answer
 from outrider.types import Logprob
 
 
@@ -89,40 +89,28 @@ class Choice:
         return told
 
 
-class Completion:
-    """One completion request: its choices as a stream of events, or folded into one response."""
+class Completion(Reply):
+    """One completion request."""
 
     def __init__(
         self, state: ServerState, body: CompletionRequest, job: Job, model: str, record: dict[str, Any]
     ) -> None:
-        self._state, self._body, self._job, self._record = state, body, job, record
-        self._head: dict[str, Any] = {"id": f"cmpl-{job.id}", "created": int(time.time()), "model": model}
-        self._usage = Usage(job.prompts)
+        self._body = body
         tokenizer = state.backend.tokenizer
         texts = [_prompt_text(body, number, prompt, tokenizer) for number, prompt in enumerate(job.prompts)]
         n = job.params.n
-        self._choices = [
+        choices = [
             Choice(index, job.prompts[index // n], texts[index // n], tokenizer, body) for index in range(job.samples)
         ]
-
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """Server-sent events."""
-        options = self._body.stream_options
-        written = Chunks(TextChunk(**self._head))
-        counted = options is not None and options.continuous_usage_stats
-        async with aclosing(self._chunks()) as chunks:
-            async for choice, _ in chunks:
-                yield written.of(choice, self._usage.to_dict() if counted else None)
-        if options and options.include_usage:
-            yield written.usage(self._usage.to_dict())
-        yield DONE
+        head = TextChunk(id=f"cmpl-{job.id}", created=int(time.time()), model=model)
+        super().__init__(state, body, job, record, head, choices)
 
     async def whole(self) -> dict[str, Any]:
         """The complete response: the stream, folded."""
         folded: list[dict[str, Any]] = [
-            {"index": choice.index, "text": "", "logprobs": None, "finish_reason": None} for choice in self._choices
+            {"index": index, "text": "", "logprobs": None, "finish_reason": None} for index in range(self._job.samples)
         ]
-        async with aclosing(self._chunks()) as chunks:
+        async with aclosing(self.chunks()) as chunks:
             async for choice, piece in chunks:
                 _fold(folded[choice["index"]], choice)
                 if self._body.prompt_logprobs is not None and piece.prompt_logprobs is not None:
@@ -130,15 +118,7 @@ class Completion:
                     folded[choice["index"]]["prompt_logprobs"] = told
         if self._state.settings.log_prompts:
             self._record["answer"] = [choice["text"] for choice in folded]
-        return self._head | {"object": "text_completion", "choices": folded, "usage": self._usage.to_dict()}
-
-    async def _chunks(self) -> AsyncGenerator[tuple[dict[str, Any], Piece], None]:
-        meter = Meter(self._state.metrics, self._record, self._usage)
-        async with aclosing(generate(self._state.backend, self._job, meter)) as stream:
-            async for news in stream:
-                choice = self._choices[news.choice].chunk(news.piece)
-                if choice is not None:
-                    yield choice, news.piece
+        return self.front | {"object": "text_completion", "choices": folded, "usage": self._usage.to_dict()}
 
 
 def _fold(choice: dict[str, Any], chunk: dict[str, Any]) -> None:
@@ -148,11 +128,7 @@ def _fold(choice: dict[str, Any], chunk: dict[str, Any]) -> None:
         choice["logprobs"] = choice["logprobs"] or {name: [] for name in chunk["logprobs"]}
         for name, values in chunk["logprobs"].items():
             choice["logprobs"][name] += values
-    for name in ("token_ids", "spans"):
-        if name in chunk:
-            choice[name] = choice.get(name, []) + chunk[name]
-    if chunk["finish_reason"]:
-        choice |= {"finish_reason": chunk["finish_reason"], "stop_reason": chunk["stop_reason"]}
+    fold_rest(choice, chunk)
 
 
 def _prompt_text(body: CompletionRequest, number: int, prompt: Sequence[int], tokenizer: Tokenizer) -> str:

@@ -10,7 +10,7 @@ from outrider.cli.bench_simulate import simulate
 from outrider.cli.bench_speed import speed
 
 app = typer.Typer(
-    help="Measure speed, context, serving, or compare with peers.",
+    help="Measure speed and long contexts, compare with peers, simulate.",
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,

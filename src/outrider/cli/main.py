@@ -40,7 +40,7 @@ COMMANDS: Mapping[str, Command] = {
     "plan": Command("plan", "plan_command", "Work out what fits in memory, and what goes where."),
     "distill": Command("distill", "distill", "Train a drafter for a model."),
     "eval": Command("eval", "eval_command", "Measure what reading less of a long context costs in accuracy."),
-    "bench": Command("bench", "app", "Measure speed, context, serving, or compare with peers."),
+    "bench": Command("bench", "app", "Measure speed and long contexts, compare with peers, simulate."),
 }
 
 

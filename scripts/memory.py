@@ -2,17 +2,19 @@
 
     python scripts/memory.py smollm2-135m --requests 2 --context 4096
 
-Every setting runs in a process of its own. `limit` is what it may use for KV (kv_memory; the pool where all is resident),
-`planned` the most that the plan foretold, `actual` the peak of resident memory over what the process has beside KV: its
-resident memory behind short prompts that bring in all code and scratch, those of tiers too, less the KV of these. Prints
-one JSON line; exit status 1 where actual passes a limit. Linux.
+Every setting runs in a process of its own. `limit` is what it may use for KV (kv_memory; the pool where all is
+resident), `planned` the most that the plan foretold, `actual` the peak of resident memory over what the process has
+beside KV: its peak while short prompts bring in all code and scratch, those of selection and tiers too, less the KV of
+these. The allocator is told to give freed memory back at once, so that only what is held counts. Prints one JSON line;
+exit status 1 where actual passes a limit. Linux.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
+import gc
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -33,7 +35,8 @@ from outrider.models.load import load_model
 
 BUDGET = 1024
 TOKENS = 32  # of every answer
-WARM_UP = 600  # tokens of the prompt that touches all scratch, more than a pass takes
+WARM_UP = 600  # tokens of the prompts that touch all scratch, more than a pass takes
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
 KINDS = ("resident", "half slow", "int8 slow")
 
 
@@ -48,7 +51,7 @@ def main() -> int:
             setting = setting_of(kind, options, folder)
             words = [sys.executable, __file__, options.model, "--setting", json.dumps(setting)]
             words += ["--requests", str(options.requests), "--context", str(options.context)]
-            done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
+            done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, **ALLOCATOR})
         rows.append({"setting": kind, **json.loads(done.stdout.splitlines()[-1])})
         print(json.dumps(rows[-1]), file=sys.stderr)
     print(json.dumps({"model": options.model, "requests": options.requests, "context": options.context, "rows": rows}))
@@ -86,13 +89,13 @@ def engine_of(requests: int, context: int) -> dict[str, Any]:
 def measure(model: str, setting: Mapping[str, Any], requests: int, context: int) -> dict[str, Any]:
     """Run the requests once; memory in bytes."""
     params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
-    if "kv_path" in setting:  # code is compiled or read where it is first used: no memory of contexts
-        with LLM(model, speculative_config=None, context_config={**setting, "slow_layers": 2}, max_num_seqs=1) as llm:
-            llm.generate([prompt(llm, WARM_UP)], params)
+    if "kv_path" in setting:
+        load_code(model, {**setting, "slow_layers": 2}, requests, context)
     with LLM(model, speculative_config=None, context_config=setting, **engine_of(requests, context)) as llm:
-        llm.generate([prompt(llm, WARM_UP)], params)
-        ctypes.CDLL(None).malloc_trim(0)
-        beside = resident() - touched(llm)
+        gc.collect()  # what loading left behind
+        with peak() as warm:
+            warm_up(llm, requests)
+        beside = warm[0] - touched(llm)
         with peak() as seen:
             step, planned, counted = llm.core.engine.step, [0], [0]
 
@@ -103,7 +106,7 @@ def measure(model: str, setting: Mapping[str, Any], requests: int, context: int)
                 return deltas
 
             llm.core.engine.step = watched  # type: ignore[method-assign]
-            llm.generate([prompt(llm, context - TOKENS, seed) for seed in range(1, requests + 1)], params)
+            llm.generate([prompt(llm, context - TOKENS, 100 + seed) for seed in range(requests)], params)
         tiers = llm.speculation_report().context.tiers
         limit = setting.get("kv_memory", llm.core.resolved.kv_bytes)
         return {
@@ -117,6 +120,20 @@ def measure(model: str, setting: Mapping[str, Any], requests: int, context: int)
             "slow_layers": tiers.slow_layers if tiers else 0,
             "loaded_bytes": tiers.loaded_bytes if tiers else 0,
         }
+
+
+def load_code(model: str, setting: Mapping[str, Any], requests: int, context: int) -> None:
+    """Code of tiers is read where it is first used; it is no memory of contexts."""
+    with LLM(model, speculative_config=None, context_config=setting, **engine_of(requests, context)) as llm:
+        warm_up(llm, requests)
+    del llm
+    gc.collect()
+
+
+def warm_up(llm: LLM, requests: int) -> None:
+    """Short prompts that are read and answered as long ones are."""
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, extra_args={"context_budget": 100})
+    llm.generate([prompt(llm, WARM_UP // requests + 1, seed) for seed in range(requests)], params)
 
 
 def prompt(llm: LLM, length: int, seed: int = 0) -> list[int]:

@@ -129,20 +129,12 @@ class CompiledDecoder:
 
     def _run(self, cache: PagedKVCache, first: int, last: int) -> None:
         """Layers first .. last - 1 on all threads."""
-        model, work, members = self._packed, self._work, self._pool.members
+        model, members = self._packed, self._pool.members
+        # Records alone: the pool keeps its latest job, which must keep neither weights nor KV alive.
+        records = (model.model, model.layers, model.matrices, cache.table, self._work.step)
 
         def job(member: int) -> None:
-            run_step(
-                model.model,
-                model.layers,
-                model.matrices,
-                cache.table,
-                work.step,
-                first,
-                last,
-                member,
-                members,
-            )
+            run_step(*records, first, last, member, members)
 
         self._pool.run(job)
 

@@ -155,6 +155,29 @@ def test_a_long_backlog_is_computed_while_nothing_is_drafted(parts):
     assert list(head.propose([context(tokens)], [4])[0].tokens) == slow(parts, tokens, 4)
 
 
+def test_with_a_recall_nothing_is_computed_before_a_draft_is_wanted_and_no_more_than_so_much(parts):
+    """The draft is that of a text which begins there; a long rest counts as a text that was just met."""
+    head, tokens = drafter(parts, recall=8), np.random.default_rng(1).integers(0, VOCABULARY, 60).tolist()
+    observe(head, 0, tokens, 0, 29)
+    state = head._states[0]
+    assert state.entries.count == 0  # nobody wanted a draft
+    assert state.backlog == 8
+    (draft,) = head.propose([context(tokens[:30])], [3])
+    assert list(draft.tokens) == slow(parts, tokens[:30], 3, start=21)
+    assert state.entries.count == 8
+    for start in range(29, 40):  # a rest of less than twice as much
+        observe(head, 0, tokens, start, start + 1)
+    assert state.backlog == 11
+    (draft,) = head.propose([context(tokens[:41])], [3])
+    assert list(draft.tokens) == slow(parts, tokens[:41], 3, start=32)
+    observe(head, 0, tokens, 40, 45)
+    (draft,) = head.propose([context(tokens[:46])], [3])
+    assert list(draft.tokens) == slow(parts, tokens[:46], 3, start=32)  # what it has read it keeps
+    for start in range(45, 59):
+        observe(head, 0, tokens, start, start + 1)
+        assert state.backlog <= 16
+
+
 def test_the_sequences_own_chooser_decides(parts):
     """One sequence picks the second best of every row, beside one that is greedy; depths differ."""
 

@@ -28,7 +28,8 @@ from outrider.types import NO_DRAFT, Draft, Float32
 
 __all__ = ["HeadDrafter", "HeadOptions", "head_taps"]
 
-_BACKLOG = 64  # rows that wait for their slots before an observation computes them
+_RECALL = 256  # tokens; beyond them a prompt costs more than what it tells a head is worth
+_BACKLOG = 64  # rows that wait before an observation computes them, where everything is read
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class HeadOptions:
     archive_tokens: int = 32768  # slots of ended sequences that are kept for prompts that begin alike; 0: none
     dtype: Literal["auto", "float32", "int8", "int4"] = "auto"  # weights on a CPU; auto: as stored, else int8
     threads: int | None = None  # CPU threads; None: as many as the target
+    recall: int | None = _RECALL  # most tokens that it reads of a text before it drafts; None: all of it
 
     def __post_init__(self) -> None:
         if not self.path:
@@ -52,6 +54,10 @@ class HeadOptions:
             )
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"head: threads = {self.threads} is refused; use 1 or more, or leave it out", "drafters")
+        if self.recall is not None and self.recall < 1:
+            raise ConfigError(
+                f"head: recall = {self.recall} is refused; use 1 or more, or null to read all", "drafters"
+            )
 
 
 @dataclass
@@ -78,12 +84,14 @@ class HeadDrafter:
         width: int = 1,
         min_confidence: float = 0.0,
         archive_tokens: int = 0,
+        recall: int | None = None,
         name: str = "head",
     ) -> None:
         missing = set(backend.spec.taps) - set(taps)
         if missing:
             raise ModelError(f"the target does not give the states after layers {sorted(missing)} that the head needs")
         self.name = name
+        self.recall = recall
         self._backend = backend
         self._taps = [list(taps).index(tap) for tap in backend.spec.taps]
         self._vocab_size = vocab_size
@@ -106,6 +114,7 @@ class HeadDrafter:
             width=options.width,
             min_confidence=options.min_confidence,
             archive_tokens=options.archive_tokens,
+            recall=options.recall,
             name=Path(options.path).name,
         )
 
@@ -124,15 +133,22 @@ class HeadDrafter:
         return [drafts.get(i, NO_DRAFT) for i in range(len(contexts))]
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        """Keep the states of what was committed."""
+        """Keep the states of what was committed. They are read once a draft is wanted, which may never be."""
         for seen in observations:
             if seen.features is not None and seen.tokens:
                 state = self._states.setdefault(seen.sequence_id, HeadState(self._backend.entries(), seen.start))
                 if state.following != seen.start:  # recomputed or missed: begin again here
                     state = self._states[seen.sequence_id] = HeadState(self._backend.entries(), seen.start)
                 state.add(seen.tokens, seen.features[self._taps])
-                if state.backlog > _BACKLOG and state.begun:
-                    self._backend.greedy([state.catch_up()], 0.0)
+                self._relieve(state)
+
+    def _relieve(self, state: HeadState) -> None:
+        """Do not let too many states wait: pass over the oldest, or read them where everything is to be read."""
+        if self.recall is not None:
+            if state.backlog > 2 * self.recall:
+                state.pass_over(self.recall)
+        elif state.backlog > _BACKLOG and state.begun:
+            self._backend.greedy([state.catch_up()], 0.0)
 
     def forget(self, sequence_id: int) -> None:
         state = self._states.pop(sequence_id, None)
@@ -145,6 +161,8 @@ class HeadDrafter:
         if state is None or not state.backlog or state.following != len(context.tokens) - 1:
             return None
         state.begin(context.tokens, self._archive)
+        if self.recall is not None and state.backlog > self.recall:
+            state.pass_over(self.recall)
         return _Turn(context, state, state.job(context.tokens, depth))
 
     def _run(self, turns: list[_Turn]) -> list[Draft]:

@@ -38,6 +38,12 @@ class HeadState:
         del self.tokens[self.following - self.start - len(tokens) :]
         self.tokens += tokens
 
+    def pass_over(self, recall: int) -> None:
+        """Keep the last so many waiting states only, and begin anew with them."""
+        self._waiting = [self._rows()[-recall:].copy()]  # a copy: a view would hold on to all of them
+        self.entries, self.start = self.entries.first(0), self.following - recall
+        del self.tokens[:-recall]
+
     def begin(self, tokens: Sequence[int], archive: Archive) -> None:
         """Before the first slots: find those of the cached part of a prompt, or do without them."""
         if self.begun:

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from outrider.distill.teacher import norm, tensor
+from outrider.distill.teacher import tensor
 from outrider.errors import ConfigError
 from outrider.kernels import reference as ops
+from outrider.models.decoder import norm
 from outrider.models.load import LoadedModel
 from outrider.models.rope import rope_tables
 from outrider.models.spec import DecoderSpec

@@ -5,7 +5,7 @@ Both are recomputed from captured states, so that neither logits nor attention m
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -14,9 +14,10 @@ from torch.nn import functional as F
 
 from outrider.distill.batches import Scale, TrainBatch
 from outrider.kernels import reference as ops
+from outrider.models.decoder import norm
 from outrider.models.load import LoadedModel
 from outrider.models.rope import rope_tables
-from outrider.models.spec import DecoderSpec, Weights
+from outrider.models.spec import Weights
 
 
 class Teacher:
@@ -107,13 +108,6 @@ class TeacherAttention:
 def tensor(weights: Weights, name: str, device: torch.device) -> Tensor:
     """One weight in fp32, in memory of its own."""
     return torch.from_numpy(np.array(weights[name].dense(), dtype=np.float32)).to(device)
-
-
-def norm(spec: DecoderSpec, tensors: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
-    """The spec's norm with the weights of that name."""
-    if spec.norm == "rms":
-        return ops.rms_norm(x, tensors[name], spec.norm_eps)
-    return ops.layer_norm(x, tensors[name], tensors.get(f"{name}.bias"), spec.norm_eps)
 
 
 def _tensors(weights: Weights, name: str, device: torch.device) -> dict[str, Tensor]:

@@ -124,7 +124,7 @@ class ReferenceDecoder:
     def _logits(self, x: Tensor) -> Tensor:
         """Logits [rows, V] in fp32 of rows of the residual stream."""
         if "final_norm" in self.tensors:
-            x = _norm(self.spec, self.tensors, "final_norm", x)
+            x = norm(self.spec, self.tensors, "final_norm", x)
         if "project_out" in self.tensors:
             x = F.linear(x, self.tensors["project_out"])
         return F.linear(x, self.tensors["embed" if self.spec.tied else "lm_head"]).float()
@@ -162,7 +162,7 @@ class Layer:
         return F.linear(x, self.tensors[name], self.tensors.get(f"{name}.bias"))
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
-        return _norm(self.spec, self.tensors, name, x)
+        return norm(self.spec, self.tensors, name, x)
 
 
 class Attention:
@@ -205,7 +205,7 @@ def _stacked(parts: Sequence[Tensor]) -> np.ndarray | None:
     return torch.stack(list(parts)).float().cpu().numpy() if parts else None
 
 
-def _norm(spec: DecoderSpec, tensors: Tensors, name: str, x: Tensor) -> Tensor:
+def norm(spec: DecoderSpec, tensors: Tensors, name: str, x: Tensor) -> Tensor:
     """The spec's norm with the weights of that name; heads have RMS norms in every family that norms them."""
     if spec.norm == "rms":
         return ops.rms_norm(x, tensors[name], spec.norm_eps)

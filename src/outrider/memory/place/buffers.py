@@ -27,7 +27,7 @@ class Rows:
         self.pages, self.kv_heads, self.page_size = planes[0].shape[:3]
         self._planes = tuple(_as_bytes(plane) for plane in planes)
         self.widths = np.array([plane.shape[3] for plane in self._planes])
-        self.addresses = np.array([plane.__array_interface__["data"][0] for plane in self._planes])
+        self.addresses = [plane.__array_interface__["data"][0] for plane in self._planes]
 
     @property
     def raw_bytes(self) -> int:
@@ -126,8 +126,8 @@ def copy_layers(
     targets: Sequence[Rows], sources: Sequence[Rows], groups: Int32, heads: Int32, source_slots: Int32, slots: Int32
 ) -> None:
     """Rows.copy for many layers at once: row i of layer l goes to (heads[i], slots[groups[l], i])."""
-    to, of = (np.stack([rows.addresses for rows in part]) for part in (targets, sources))
-    first = targets[0]
+    to = np.array([rows.addresses for rows in targets])
+    of, first = to if sources is targets else np.array([rows.addresses for rows in sources]), targets[0]
     _copy_layers(to, of, first.widths, first.kv_heads, first.page_size, groups, heads, source_slots, slots)
 
 

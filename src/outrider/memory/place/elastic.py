@@ -48,12 +48,11 @@ class Elastic:
 
         Where that is too much, the earliest of the others go.
         """
-        heads = len(self.entries)
+        heads, held = self.entries.shape
+        if held + len(entries) <= self.capacity:
+            self.entries, self.rows = put_behind(self.entries, self.rows, entries, self.capacity)
+            return self.rows[:, held:]
         whole = np.concatenate([self.entries, np.broadcast_to(entries, (heads, len(entries)))], axis=1)
-        if whole.shape[1] <= self.capacity:
-            rows = free_rows(self.rows, self.capacity, len(entries))
-            self.entries, self.rows = whole, np.concatenate([self.rows, rows], axis=1)
-            return rows
         change = self.update(whole[:, -self.capacity :])
         return change.rows[:, -len(entries) :] if len(entries) else change.rows[:, :0]
 
@@ -80,21 +79,24 @@ class Resident:
 
 
 @njit(cache=True, nogil=True)
-def free_rows(rows, capacity, count):
-    """The first `count` rows per head that are in no row of rows [KV heads, n]."""
-    found = np.empty((rows.shape[0], count), np.int32)
+def put_behind(entries, rows, new, capacity):
+    """Entries and rows [KV heads, n] with `new` entries behind them, in free rows in ascending order."""
+    heads, held = entries.shape
+    all_entries = np.empty((heads, held + new.shape[0]), np.int32)
+    all_rows = np.empty_like(all_entries)
     used = np.empty(capacity, np.bool_)
-    for h in range(rows.shape[0]):
+    for h in range(heads):
         used[:] = False
-        for i in range(rows.shape[1]):
+        for i in range(held):
+            all_entries[h, i], all_rows[h, i] = entries[h, i], rows[h, i]
             used[rows[h, i]] = True
         free = 0
-        for i in range(count):
+        for i in range(new.shape[0]):
             while used[free]:
                 free += 1
             used[free] = True
-            found[h, i] = free
-    return found
+            all_entries[h, held + i], all_rows[h, held + i] = new[i], free
+    return all_entries, all_rows
 
 
 @njit(cache=True, nogil=True)

@@ -310,7 +310,7 @@ class Offload:
         )
         if len(entries):
             targets = [self._buffers[layer] for layer in sources]
-            given = [source or target for source, target in zip(sources.values(), targets, strict=True)]
+            given = [source for source in sources.values() if source is not None] or targets  # all of them, or none
             copy_layers(targets, given, self._groups[list(sources)], which, places, np.stack(rows).astype(np.int32))
         state.length = stop
 

@@ -5,8 +5,9 @@
 Every setting runs in a process of its own. `limit` is what it may use for KV (kv_memory; the pool where all is
 resident), `planned` the most that the plan foretold, `actual` the peak of resident memory over what the process has
 beside KV: its peak while short prompts bring in all code and scratch, those of selection and tiers too, less the KV of
-these. The allocator is told to give freed memory back at once, so that only what is held counts. Prints one JSON line;
-exit status 1 where actual passes a limit. Linux.
+these. The allocator is told to give freed memory back at once, so that only what is held counts; without --huge-pages
+NumPy asks for none, which would round what is touched of every array up to 2 MiB. Prints one JSON line; exit status 1
+where actual passes a limit. Linux.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def main() -> int:
             setting = setting_of(kind, options, folder)
             words = [sys.executable, __file__, options.model, "--setting", json.dumps(setting)]
             words += ["--requests", str(options.requests), "--context", str(options.context)]
-            done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, **ALLOCATOR})
+            environment = {**os.environ, **ALLOCATOR, "NUMPY_MADVISE_HUGEPAGE": str(int(options.huge_pages))}
+            done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, env=environment)
         rows.append({"setting": kind, **json.loads(done.stdout.splitlines()[-1])})
         print(json.dumps(rows[-1]), file=sys.stderr)
     print(json.dumps({"model": options.model, "requests": options.requests, "context": options.context, "rows": rows}))
@@ -63,6 +65,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("model", nargs="?", default="smollm2-135m")
     parser.add_argument("--requests", type=int, default=2)
     parser.add_argument("--context", type=int, default=4096, help="tokens of each, answer included")
+    parser.add_argument("--huge-pages", action="store_true", help="as NumPy does by default")
     parser.add_argument("--kv-path", help="folder for the slow tier; default: the system's for temporary files")
     parser.add_argument("--setting", help=argparse.SUPPRESS)  # of a child process
     return parser.parse_args()

@@ -6,6 +6,7 @@ the slow tier; int8 has one fp32 scale per token, K and V apart.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -14,6 +15,9 @@ from numpy.typing import NDArray
 from outrider.errors import ConfigError
 from outrider.memory.tiers.base import Bytes
 from outrider.types import Float32
+
+#: Blocks that are turned together: as floats they fit the second-level cache.
+BLOCKS_AT_ONCE = 32
 
 
 class Codec(Protocol):
@@ -48,10 +52,10 @@ class Bfloat16:
         self.raw_bytes = 2 * self.stored_bytes
 
     def encode(self, raw: Bytes) -> Bytes:
-        return to_bfloat16(np.ascontiguousarray(raw).view(np.float32)).view(np.uint8)
+        return _in_parts(lambda part: to_bfloat16(part.view(np.float32)), raw, self.stored_bytes)
 
     def decode(self, stored: Bytes) -> Bytes:
-        return from_bfloat16(np.ascontiguousarray(stored).view(np.uint16)).view(np.uint8)
+        return _in_parts(lambda part: from_bfloat16(part.view(np.uint16)), stored, self.raw_bytes)
 
 
 class Int8:
@@ -63,7 +67,12 @@ class Int8:
         self.stored_bytes = self._rows * (head_dim + 4)
 
     def encode(self, raw: Bytes) -> Bytes:
-        raw = np.ascontiguousarray(raw)
+        return _in_parts(self._encode, raw, self.stored_bytes)
+
+    def decode(self, stored: Bytes) -> Bytes:
+        return _in_parts(self._decode, stored, self.raw_bytes)
+
+    def _encode(self, raw: Bytes) -> Bytes:
         floats = from_bfloat16(raw.view(np.uint16)) if self._half else raw.view(np.float32)
         values = floats.reshape(len(raw), self._rows, self._dim)
         scales = np.abs(values).max(-1) / np.float32(127)
@@ -74,12 +83,21 @@ class Int8:
         packed[:, self._rows * self._dim :] = scales.astype(np.float32).view(np.uint8)
         return packed
 
-    def decode(self, stored: Bytes) -> Bytes:
+    def _decode(self, stored: Bytes) -> Bytes:
         cut = self._rows * self._dim
         whole = np.ascontiguousarray(stored[:, :cut]).view(np.int8).reshape(len(stored), self._rows, self._dim)
         scales = np.ascontiguousarray(stored[:, cut:]).view(np.float32)
         floats = (whole * scales[..., None]).astype(np.float32).reshape(len(stored), -1)
         return (to_bfloat16(floats) if self._half else floats).view(np.uint8)
+
+
+def _in_parts(turn: Callable[[Bytes], NDArray], blocks: Bytes, size: int) -> Bytes:
+    """`turn` on contiguous blocks, a few at a time, so that what it holds on the way stays small; [n, size] bytes."""
+    out = np.empty((len(blocks), size), np.uint8)
+    for start in range(0, len(blocks), BLOCKS_AT_ONCE):
+        part = slice(start, start + BLOCKS_AT_ONCE)
+        out[part] = turn(np.ascontiguousarray(blocks[part])).view(np.uint8)
+    return out
 
 
 def to_bfloat16(values: Float32) -> NDArray[np.uint16]:

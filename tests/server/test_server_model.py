@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -70,6 +72,37 @@ def test_the_server_says_what_the_python_interface_says() -> None:
             assert set(json.loads(shaped.choices[0].message.content)) == {"n"}
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
+
+
+def test_an_editing_and_a_chatting_neighbour_each_get_the_better_source() -> None:
+    """Lookups where a text repeats itself, the head where it does not; metrics tell their acceptance apart."""
+    text = "The river runs past the mill. A lamp burns over the quiet house, and seven engines count stones.\n"
+    edit = ("/v1/completions", {"prompt": text * 3 + "The river"})
+    chat = ("/v1/chat/completions", {"messages": messages(QUESTIONS[1])})
+    drafters = ["ngram", {"name": "head", "path": "generalist"}]
+    sources = {"drafters": drafters, "vote": "hedge", "length": "fixed", "num_speculative_tokens": 4}
+    with served("--speculative-config", json.dumps(sources)) as (_, url):
+        with ThreadPoolExecutor(2) as pool:
+            editing, chatting = pool.map(lambda asked: drafted_characters(url + asked[0], asked[1]), (edit, chat))
+        metrics = httpx.get(url + "/metrics").text
+    assert editing["ngram"] > 2 * editing["generalist"]
+    assert chatting["generalist"] > 2 * chatting["ngram"]
+    accepted = re.findall(r'num_accepted_tokens_total\{drafter="(\w+)"\} ([\d.]+)', metrics)
+    assert {name for name, count in accepted if float(count) > 0} == {"ngram", "generalist"}
+    lengths = dict(re.findall(r'acceptance_length\{drafter="(\w+)"\} ([\d.]+)', metrics))
+    assert all(1 < float(lengths[name]) <= 5 for name in ("ngram", "generalist"))
+
+
+def drafted_characters(url: str, body: dict) -> Counter[str]:
+    """How many characters of an answer came from each drafter."""
+    asked = {"temperature": 0, "max_tokens": 64, "stream": True, "return_spans": True} | body
+    won: Counter[str] = Counter()
+    with httpx.stream("POST", url, json=asked, timeout=120) as response:
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                for span in json.loads(line.removeprefix("data: "))["choices"][0]["spans"]:
+                    won[span["drafter"]] += len(span["text"])
+    return won
 
 
 def test_killed_under_load_it_starts_again() -> None:

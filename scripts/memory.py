@@ -7,7 +7,7 @@ resident), `planned` the most that the plan foretold, `actual` the peak of resid
 beside KV: its peak while short prompts bring in all code and scratch, those of selection and tiers too, less the KV of
 these. The allocator is told to give freed memory back at once, so that only what is held counts; without --huge-pages
 NumPy asks for none, which would round what is touched of every array up to 2 MiB. Prints one JSON line; exit status 1
-where actual passes a limit. Linux.
+where actual passes a limit by more than a hundredth (tables and lists that grow with the context, too). Linux.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from outrider.memory.place.build import TRANSFER_SHARE
 from outrider.memory.planner import Load, plan
 from outrider.models.load import load_model
 
+TOLERANCE = 0.01
 BUDGET = 1024
 TOKENS = 32  # of every answer
 WARM_UP = 600  # tokens of the prompts that touch all scratch, more than a pass takes
@@ -57,7 +58,7 @@ def main() -> int:
         rows.append({"setting": kind, **json.loads(done.stdout.splitlines()[-1])})
         print(json.dumps(rows[-1]), file=sys.stderr)
     print(json.dumps({"model": options.model, "requests": options.requests, "context": options.context, "rows": rows}))
-    return int(any(row["actual"] > row["limit"] for row in rows))
+    return int(any(row["share"] > 1 + TOLERANCE for row in rows))
 
 
 def parse() -> argparse.Namespace:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from outrider.drafters.ngram import NgramDrafter, NgramOptions, unroll
+from outrider.drafters.ngram import NgramDrafter, NgramOptions, _Index, unroll
 from outrider.errors import ConfigError
 from outrider.types import Verdict
 from scripted import context, cycle, judge_greedy, observation, plain
@@ -52,6 +54,31 @@ def test_index_grows_with_the_sequence_and_equals_a_fresh_one():
         grown = drafter.propose([context(tokens)], [6])[0].tokens
         assert grown == NgramDrafter().propose([context(tokens)], [6])[0].tokens
     assert len(grown) == 6
+
+
+def longest_known_end(tokens, low, high):
+    """(n, index of the continuation) by search: the latest earlier place of the longest n-gram that ends the text."""
+    best = (0, 0)
+    for n in range(low, min(high, len(tokens)) + 1):
+        places = [end for end in range(n, len(tokens)) if tokens[end - n : end] == tokens[len(tokens) - n :]]
+        if not places:
+            break
+        best = (n, places[-1])
+    return best
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=150), min_size=1, max_size=5),
+    st.integers(1, 3),
+    st.integers(0, 3),
+)
+def test_the_compiled_index_finds_what_a_search_finds(parts, low, more):
+    """However the text comes in, and however often its room is enlarged."""
+    index, tokens = _Index(low, low + more), []
+    for part in parts:
+        tokens += part
+        assert index.read(tokens) == longest_known_end(tokens, low, low + more)
 
 
 def test_it_is_right_on_repetition_and_gets_sure_of_it():

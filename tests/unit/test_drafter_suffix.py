@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from outrider.drafters.automaton import ROOT, SuffixAutomaton
 from outrider.drafters.suffix import SuffixDrafter, SuffixOptions
-from outrider.errors import ConfigError
+from outrider.drafters.suffix_index import SuffixIndex
+from outrider.errors import ConfigError, DrafterError
+from outrider.kernels.cpu import suffixes
 from scripted import context, cycle, judge_greedy, observation
 
 
@@ -68,6 +70,56 @@ def test_a_match_is_the_longest_suffix_that_occurs_even_while_the_automaton_grow
     assert length == 0 or occurrences([text], seen[len(seen) - length :]) > 0
     state = automaton.settle(state, length)
     assert length == 0 or automaton.counts[state] == occurrences([text], seen[len(seen) - length :])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_the_compiled_index_is_the_automaton_state_by_state(data):
+    """Several texts of few and of many different tokens, grown past their first room, read and continued in between."""
+    width = data.draw(st.sampled_from([2, 3, 40, 40000]))
+    token = st.integers(0, width - 1)
+    slow, fast, match = SuffixAutomaton(), SuffixIndex(), (ROOT, 0)
+    for _ in range(data.draw(st.integers(1, 6))):
+        text = data.draw(st.lists(token, max_size=200))
+        slow.extend(text)
+        fast.extend(text)
+        read = data.draw(st.lists(token, max_size=8)) + text[:6]
+        expected = match
+        for one in read:
+            expected = slow.follow(*expected, one)
+        match = fast.follow(*match, read)
+        assert match == expected
+        assert fast.settle(*match) == slow.settle(*match)
+        assert fast.repeated() == (max(slow.links[slow.last], ROOT), slow.lengths[max(slow.links[slow.last], ROOT)])
+        for state in (ROOT, match[0], fast.repeated()[0]):
+            assert fast.descend(state, 6) == descend(slow, state, 6)
+        if data.draw(st.booleans()):
+            slow.restart()
+            fast.restart()
+    states = fast._states[: len(slow.links)]
+    assert states[:, suffixes.LINK].tolist() == slow.links
+    assert states[:, suffixes.LENGTH].tolist() == slow.lengths
+    assert states[:, suffixes.COUNT].tolist() == slow.counts
+    assert fast.size == slow.size
+
+
+def descend(automaton, state, depth):
+    """The likeliest continuation by the slow automaton, with shares."""
+    tokens, shares = [], []
+    while len(tokens) < depth:
+        token, state, share = automaton.likeliest(state)
+        if token < 0:
+            break
+        tokens.append(token)
+        shares.append(share)
+    return tokens, shares
+
+
+def test_an_index_that_ran_out_of_room_says_so():
+    index = SuffixIndex()
+    index._edges = index._edges[:4]
+    with pytest.raises(DrafterError, match="full"):
+        index.extend([1, 2, 3, 4, 5])
 
 
 def guess(tokens, depth=4, **options):
@@ -136,10 +188,11 @@ def shared_count(drafter, needle):
     """How often the shared memory has seen some tokens."""
     for _ in range(20):
         drafter.propose([], [])
+    found = [(index, *index.follow(ROOT, 0, needle)) for index in drafter._shared._generations]
     return sum(
-        generation.counts[state_of(generation, needle)]
-        for generation in drafter._shared._generations
-        if state_of(generation, needle) is not None
+        index._states[index.settle(state, length), suffixes.COUNT]
+        for index, state, length in found
+        if length == len(needle)
     )
 
 

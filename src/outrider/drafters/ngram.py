@@ -2,20 +2,24 @@
 
 Prompt lookup decoding (Saxena 2023; "n-gram" in vLLM). The longest n-gram that ends the sequence is looked up, its
 latest earlier occurrence wins, and what followed is proposed. Rarely right at first but then right for long, so it
-drafts only on a match and then as far as it may. It holds one hash index per sequence: O(max_n) per token, no model.
+drafts only on a match and then as far as it may. It holds one hash index per sequence: O(max_n) per token, no model,
+and compiled, since a prompt is read at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import numpy as np
 
 from outrider.drafters.base import Context, Need, Observation
 from outrider.drafters.hits import HitRates
 from outrider.errors import ConfigError
+from outrider.kernels.cpu.ngrams import read_and_match
 from outrider.types import NO_DRAFT, Draft
 
-_TOKEN_BITS = 21  # token ids are packed into one integer key; vocabularies stay below two million
+_FIRST_ROOM = 256  # tokens
 
 
 @dataclass(frozen=True)
@@ -30,14 +34,33 @@ class NgramOptions:
             raise ConfigError("ngram: use 1 <= min_n <= max_n <= 16", "min_n")
 
 
-@dataclass
 class _Index:
     """Where the continuation of every n-gram of one sequence was last seen."""
 
-    seen: int = 0  # tokens indexed so far
-    latest: dict[int, int] = field(default_factory=dict)  # packed n-gram -> index of the token that followed
-    matched: int = 0  # n of the match behind the open draft
-    guess: tuple[int, ...] = ()  # the open draft
+    def __init__(self, low: int, high: int) -> None:
+        self.seen = 0  # tokens read so far
+        self.matched = 0  # n of the match behind the open draft
+        self.guess: tuple[int, ...] = ()  # the open draft
+        self._low, self._sizes = low, high - low + 1
+        self._text = np.empty(0, np.int32)
+
+    def read(self, tokens: Sequence[int]) -> tuple[int, int]:
+        """Index what is new of a sequence; (n, index of the continuation) of its longest known end, (0, 0): none."""
+        start, stop = self.seen, len(tokens)
+        if stop > len(self._text):
+            start = self._grow(stop)
+        self._text[self.seen : stop] = tokens[self.seen :]
+        self.seen = stop
+        length, found = read_and_match(self._text, start, stop, self._low, self._tables)
+        return int(length), int(found)
+
+    def _grow(self, tokens: int) -> int:
+        """Room for so many tokens, and empty tables: where to index from."""
+        text = np.empty(max(_FIRST_ROOM, 2 * tokens), np.int32)
+        text[: self.seen] = self._text[: self.seen]
+        self._text = text
+        self._tables = np.zeros((self._sizes, 1 << (2 * len(text) - 1).bit_length()), np.int32)
+        return 0
 
 
 class NgramDrafter:
@@ -54,6 +77,8 @@ class NgramDrafter:
 
     @classmethod
     def build(cls, options: NgramOptions, host: object) -> NgramDrafter:
+        """A drafter whose index is compiled already: not in the middle of the first answer."""
+        _Index(options.min_n, options.max_n).read([0, 1, 0])
         return cls(options)
 
     @property
@@ -77,39 +102,13 @@ class NgramDrafter:
     def _guess(self, context: Context, depth: int) -> Draft:
         index = self._indices.get(context.sequence_id)
         if index is None or index.seen > len(context.tokens):
-            index = self._indices[context.sequence_id] = _Index()
-        self._extend(index, context.tokens)
-        length, start = self._match(index, context.tokens)
+            index = self._indices[context.sequence_id] = _Index(self.options.min_n, self.options.max_n)
+        length, start = index.read(context.tokens)
         index.matched, index.guess = length, ()
         if depth <= 0 or length == 0:
             return NO_DRAFT
         index.guess = tokens = unroll(context.tokens, start, depth)
         return Draft(tokens, drafter=self.name, confidence=self._rates.confidence(length, depth))
-
-    def _extend(self, index: _Index, tokens: Sequence[int]) -> None:
-        """Index every n-gram whose following token is known."""
-        low, high, latest = self.options.min_n, self.options.max_n, index.latest
-        for end in range(max(index.seen, 1), len(tokens)):
-            key, shift = 0, 0
-            for n in range(1, min(high, end) + 1):
-                key |= (tokens[end - n] + 1) << shift
-                shift += _TOKEN_BITS
-                if n >= low:
-                    latest[key] = end
-        index.seen = len(tokens)
-
-    def _match(self, index: _Index, tokens: Sequence[int]) -> tuple[int, int]:
-        """(n, index of the continuation) of the longest n-gram that ends `tokens` and was seen before; (0, 0): none."""
-        best, key, shift = (0, 0), 0, 0
-        for n in range(1, min(self.options.max_n, len(tokens)) + 1):
-            key |= (tokens[-n] + 1) << shift
-            shift += _TOKEN_BITS
-            if n >= self.options.min_n:
-                start = index.latest.get(key)
-                if start is None:
-                    break  # a longer n-gram cannot have been seen when a shorter one was not
-                best = (n, start)
-        return best
 
 
 def unroll(tokens: Sequence[int], start: int, depth: int) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """Suffix drafting: the longest suffix seen before, in this sequence or in past answers, continued by frequency.
 
 SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975), on suffix automata instead of suffix trees. Every sequence has
-an automaton over its prompt and output; one shared memory holds past outputs of the server, which repeat each other
+an index over its prompt and output; one shared memory holds past outputs of the server, which repeat each other
 more than one expects (agents, templates, retries). The shared memory forgets by generations: it holds at least
 `shared_tokens / 2` of the latest output tokens and never more than `shared_tokens`.
 
@@ -15,9 +15,10 @@ from collections import OrderedDict, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from outrider.drafters.automaton import ROOT, SuffixAutomaton
+from outrider.drafters.automaton import ROOT
 from outrider.drafters.base import Context, Need, Observation
 from outrider.drafters.hits import HitRates
+from outrider.drafters.suffix_index import SuffixIndex
 from outrider.errors import ConfigError
 from outrider.types import NO_DRAFT, Draft
 
@@ -31,7 +32,7 @@ class SuffixOptions:
 
     min_match: int = 2  # tokens a match needs
     reach: float = 4.0  # tokens drafted per token matched, at most
-    sequence_tokens: int = 32768  # latest tokens of a sequence that are indexed (about 0.5 KiB each)
+    sequence_tokens: int = 32768  # latest tokens of a sequence that are indexed (about 0.2 KiB each)
     shared_tokens: int = 65536  # tokens of past outputs that are remembered; 0: none
 
     def __post_init__(self) -> None:
@@ -46,13 +47,13 @@ class SuffixOptions:
 class _Match:
     """Where a sequence's latest tokens are in an automaton that does not hold the sequence itself."""
 
-    automaton: SuffixAutomaton
+    index: SuffixIndex
     state: int = ROOT
     length: int = 0
 
     def follow(self, tokens: Sequence[int]) -> None:
-        for token in tokens:
-            self.state, self.length = self.automaton.follow(self.state, self.length, token)
+        """Read on."""
+        self.state, self.length = self.index.follow(self.state, self.length, tokens)
 
 
 @dataclass
@@ -60,7 +61,7 @@ class _Tracked:
     """One sequence: its own automaton, its matches in the shared memory, and how much of it was read."""
 
     context: Context
-    own: SuffixAutomaton = field(default_factory=SuffixAutomaton)
+    own: SuffixIndex = field(default_factory=SuffixIndex)
     matches: list[_Match] = field(default_factory=list)
     seen: int = 0
     matched: int = 0  # length of the match behind the open draft
@@ -84,6 +85,10 @@ class SuffixDrafter:
 
     @classmethod
     def build(cls, options: SuffixOptions, host: object) -> SuffixDrafter:
+        """A drafter whose index is compiled already: not in the middle of the first answer."""
+        index = SuffixIndex()
+        index.extend([0, 1, 0])
+        index.descend(index.settle(*index.follow(ROOT, 0, [0, 1])), 1)
         return cls(options)
 
     @property
@@ -118,11 +123,11 @@ class SuffixDrafter:
 
     def _guess(self, context: Context, depth: int) -> Draft:
         tracked = self._track(context)
-        automaton, state, length = self._longest(tracked)
+        index, state, length = self._longest(tracked)
         tracked.matched, tracked.guess = length, ()
         if depth <= 0 or length < self.options.min_match:
             return NO_DRAFT
-        tokens, shares = _descend(automaton, state, min(depth, int(self.options.reach * length)))
+        tokens, shares = index.descend(state, min(depth, int(self.options.reach * length)))
         if not tokens:
             return NO_DRAFT
         tracked.guess = tuple(tokens)
@@ -145,18 +150,16 @@ class SuffixDrafter:
     def _read_own(self, tracked: _Tracked, fresh: Sequence[int]) -> None:
         """Index new tokens; a full index starts again from the latter half of what it may hold."""
         if tracked.own.size + len(fresh) > self.options.sequence_tokens:
-            tracked.own = SuffixAutomaton()
+            tracked.own = SuffixIndex()
             fresh = tracked.context.tokens[-(self.options.sequence_tokens // 2) :]
         tracked.own.extend(fresh)
 
-    def _longest(self, tracked: _Tracked) -> tuple[SuffixAutomaton, int, int]:
-        """The automaton with the longest match, its state and the match's length; the sequence's own wins ties."""
-        own = tracked.own
-        state = max(own.links[own.last], ROOT)  # the longest suffix that also ended elsewhere
-        best = (own, state, own.lengths[state])
+    def _longest(self, tracked: _Tracked) -> tuple[SuffixIndex, int, int]:
+        """The index with the longest match, its state and the match's length; the sequence's own wins ties."""
+        best = (tracked.own, *tracked.own.repeated())
         for match in tracked.matches:
             if match.length > best[2]:
-                best = (match.automaton, match.automaton.settle(match.state, match.length), match.length)
+                best = (match.index, match.index.settle(match.state, match.length), match.length)
         return best
 
 
@@ -165,7 +168,7 @@ class _SharedMemory:
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._generations: list[SuffixAutomaton] = []
+        self._generations: list[SuffixIndex] = []
         self._waiting: deque[list[int]] = deque()
         self._waiting_tokens = 0
 
@@ -194,26 +197,13 @@ class _SharedMemory:
 
     def follow(self, matches: list[_Match], fresh: Sequence[int]) -> None:
         """Advance a sequence's matches over its new tokens; matches in dropped generations go."""
-        known = [match for match in matches if any(match.automaton is g for g in self._generations)]
-        known += [_Match(g) for g in self._generations if not any(match.automaton is g for match in known)]
+        known = [match for match in matches if any(match.index is g for g in self._generations)]
+        known += [_Match(g) for g in self._generations if not any(match.index is g for match in known)]
         for match in known:
             match.follow(fresh)
         matches[:] = known
 
-    def _young(self) -> SuffixAutomaton:
+    def _young(self) -> SuffixIndex:
         if not self._generations or self._generations[-1].size >= self._capacity // 2:
-            self._generations = [*self._generations[-1:], SuffixAutomaton()]
+            self._generations = [*self._generations[-1:], SuffixIndex()]
         return self._generations[-1]
-
-
-def _descend(automaton: SuffixAutomaton, state: int, depth: int) -> tuple[list[int], list[float]]:
-    """The most frequent continuation of a state, and each token's share among what followed there."""
-    tokens: list[int] = []
-    shares: list[float] = []
-    while len(tokens) < depth:
-        token, state, share = automaton.likeliest(state)
-        if token < 0:
-            break
-        tokens.append(token)
-        shares.append(share)
-    return tokens, shares

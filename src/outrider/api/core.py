@@ -72,7 +72,7 @@ AUTO = SpeculativeConfig(
     vote="hedge",
     length="goodput",
     num_speculative_tokens=(0, 8),
-    length_options={"crowd": 2},  # for more sequences a head does not earn its keep on a CPU (docs/measurements.md)
+    length_options={"crowd": 1},  # in company a head does not earn its keep on a CPU (docs/measurements.md)
 )
 
 

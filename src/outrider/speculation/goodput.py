@@ -79,7 +79,7 @@ class GoodputLength:
         kept = [subset(draft, nodes) for draft, nodes in zip(drafts, self._keep(drafts), strict=True)]
         if any(kept):
             self._probe = None
-            self._judge()
+            self._judge(len(ids))
         elif any(drafts):
             self._rest.count()
             self._probe_verification(drafts, kept)
@@ -92,9 +92,12 @@ class GoodputLength:
     def forget(self, sequence_id: int) -> None:
         self._costly.lives.end(sequence_id)
 
-    def _judge(self) -> None:
-        """A round of drafting is of use where rounds like it have paid for themselves lately, deciding included."""
-        if self._net.value >= 0:
+    def _judge(self, n: int) -> None:
+        """A round of drafting is of use where rounds like it have paid for themselves lately, deciding included.
+
+        In company they must have paid a little more: learning from them takes its time too, for every sequence.
+        """
+        if self._net.value >= self._rules.margin_crowd * (n - 1):
             self._rest.end()
         else:
             self._rest.count()

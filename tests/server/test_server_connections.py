@@ -56,6 +56,7 @@ def test_a_client_that_does_not_read_is_dropped() -> None:
         _send(connection, SHORT | {"stream": True, "return_token_ids": True})
         wait_for(lambda: backend.aborted == 1, 10.0)
         assert backend.open == 0
+        wait_for(lambda: not server.server.server_state.connections, 5.0)  # closing alone would wait for it to read
         connection.close()
 
 

@@ -178,6 +178,16 @@ def test_with_a_recall_nothing_is_computed_before_a_draft_is_wanted_and_no_more_
         assert state.backlog <= 16
 
 
+def test_states_behind_a_cached_prompt_that_nobody_drafts_from_do_not_pile_up(parts, monkeypatch):
+    monkeypatch.setattr("outrider.drafters.head._UNBEGUN", 100)
+    head, tokens = drafter(parts), np.random.default_rng(2).integers(0, VOCABULARY, 160).tolist()
+    for start in range(8, 150):
+        observe(head, 0, tokens, start, start + 1)
+        assert head._states[0].backlog <= 101
+    (draft,) = head.propose([context(tokens[:151])], [3])
+    assert list(draft.tokens) == slow(parts, tokens[:151], 3, start=8)
+
+
 def test_the_sequences_own_chooser_decides(parts):
     """One sequence picks the second best of every row, beside one that is greedy; depths differ."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -102,6 +104,19 @@ def test_with_a_recall_it_knows_the_end_of_a_text_and_what_came_after(data):
         tokens += data.draw(st.sampled_from([[], [], list(range(14))]))
     model.forget(0)
     assert model._store.held == 0
+
+
+def test_a_recall_goes_on_where_the_models_positions_end():
+    """It begins anew with the last tokens, however long the text has become, and whatever recall was asked for."""
+    decoder = ScriptedDecoder(SCRIPT, vocab_size=50)
+    decoder.spec = replace(decoder.spec, max_positions=16)
+    model, tokens = ModelDrafter(decoder, DraftStore(decoder.new_cache(64, 4)), 50, recall=64), list(range(5))
+    for _ in range(40):
+        draft = model.propose([context(tokens)], [4])[0]
+        assert len(draft) == 4
+        tokens += draft.tokens[:2]
+    short = model.propose([context(tokens[:3])], [2])[0]  # a sequence that has become shorter than what is held of it
+    assert list(short.tokens) == plain(SCRIPT, tokens[:3], 2)
 
 
 def test_what_it_does_not_recall_is_not_counted_as_unread():

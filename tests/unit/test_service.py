@@ -48,6 +48,45 @@ def test_the_service_answers_many_callers_as_alone(service: Service) -> None:
     assert service.stats()["kv_pages_used"] == 0
 
 
+def test_leaving_while_a_grammar_compiles_frees_everything(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request is accepted after its caller has gone, and ends at once."""
+    accept, begun, goes_on = service._accept, threading.Event(), threading.Event()
+
+    def slowly(*given: object) -> object:
+        begun.set()
+        goes_on.wait(10)
+        return accept(*given)
+
+    monkeypatch.setattr(service, "_accept", slowly)
+    params = replace(GREEDY, max_tokens=60, structured_outputs={"regex": "[a-z]*"})
+
+    async def leave() -> None:
+        task = asyncio.create_task(collect(service, PROMPTS[1], params))
+        await asyncio.to_thread(begun.wait, 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        goes_on.set()
+        steps = service.stats()["steps"]
+        while service._open or not service.stats()["steps"] >= steps:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        assert service.stats()["steps"] - steps < 30
+
+    asyncio.run(asyncio.wait_for(leave(), 20))
+    service.check()
+
+
+def test_a_mailbox_of_a_closed_loop_keeps_nothing() -> None:
+    loop = asyncio.new_event_loop()
+    loop.close()
+    mailbox = Mailbox(loop)
+    for _ in range(3):
+        with pytest.raises(RuntimeError):
+            mailbox.post(Pieces(), Piece("id", 0, "", ()))
+    assert not mailbox._letters
+
+
 def test_leaving_a_stream_of_the_service_frees_everything(service: Service) -> None:
     async def leave() -> None:
         stream = service.stream(PROMPTS[1], replace(GREEDY, max_tokens=60))

@@ -42,7 +42,12 @@ class Mailbox:
         self._letters.append((receiver, piece))
         if not self._called:
             self._called = True
-            self._loop.call_soon_threadsafe(self._empty)
+            try:
+                self._loop.call_soon_threadsafe(self._empty)
+            except RuntimeError:
+                self._called = False
+                self._letters.clear()
+                raise
 
     def _empty(self) -> None:
         """Runs on the loop. The flag falls first: what is posted from now on is taken here or calls again."""

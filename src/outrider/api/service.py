@@ -92,7 +92,12 @@ class Service:
         if params.structured_outputs is None:
             ticket = self._accept(prompt, params, request_id, sink)
         else:  # a grammar may take seconds to compile, which the other callers' pieces should not wait for
-            ticket = await asyncio.to_thread(self._accept, prompt, params, request_id, sink)
+            accepting = asyncio.ensure_future(asyncio.to_thread(self._accept, prompt, params, request_id, sink))
+            try:
+                ticket = await asyncio.shield(accepting)
+            except asyncio.CancelledError:
+                accepting.add_done_callback(self._cancel_accepted)
+                raise
         open_samples = params.n
         try:
             while open_samples:
@@ -102,6 +107,12 @@ class Service:
         finally:
             if open_samples:
                 self._inbox.put(lambda: self._cancel(ticket))
+
+    def _cancel_accepted(self, accepting: asyncio.Future[Ticket]) -> None:
+        """Whoever asked left before the request was accepted: it ends as soon as it has been."""
+        if not accepting.cancelled() and accepting.exception() is None:
+            ticket = accepting.result()
+            self._inbox.put(lambda: self._cancel(ticket))
 
     def stats(self) -> dict[str, Any]:
         """A snapshot for metrics: counts, pages, prefix cache, speculation."""

@@ -29,7 +29,8 @@ from outrider.types import NO_DRAFT, Draft, Float32
 __all__ = ["HeadDrafter", "HeadOptions", "head_taps"]
 
 _RECALL = 256  # tokens; beyond them a prompt costs more than what it tells a head is worth
-_BACKLOG = 64  # rows that wait before an observation computes them, where everything is read
+_BACKLOG = 64  # rows that wait before an observation computes them, where everything is read,
+_UNBEGUN = 1024  # and before it begins without the slots of a cached prompt, which only a draft looks for
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ class HeadDrafter:
         if self.recall is not None:
             if state.backlog > 2 * self.recall:
                 state.pass_over(self.recall)
-        elif state.backlog > _BACKLOG and state.begun:
+        elif state.backlog > (_BACKLOG if state.begun else _UNBEGUN):
             self._backend.greedy([state.catch_up()], 0.0)
 
     def forget(self, sequence_id: int) -> None:

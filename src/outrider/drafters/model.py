@@ -95,7 +95,7 @@ class ModelDrafter:
     ) -> None:
         """vocab_size: length of the target's tokenizer; ids from there on are padding and are never proposed."""
         self.name = name
-        self.recall = recall
+        self.recall = None if recall is None else min(recall, max(1, decoder.spec.max_positions // 2))
         self._decoder = decoder
         self._store = store
         self._vocab_size = vocab_size
@@ -149,7 +149,11 @@ class ModelDrafter:
         """Drop back to what is true and make room; None where this sequence cannot be drafted for."""
         tokens = context.tokens
         state = self._states.get(context.sequence_id)
-        if state is None or state.known > len(tokens) or self._is_far_behind(state, len(tokens)):
+        if (
+            state is None
+            or not state.first < len(tokens) >= state.known
+            or self._is_outdated(state, len(tokens), depth)
+        ):
             state = self._anew(context)
         start = min(state.known + _common(state.guessed, tokens[state.known :]), len(tokens) - 1)
         rows = list(tokens[start:])
@@ -163,8 +167,12 @@ class ModelDrafter:
             return None
         return _Turn(context, state, depth, start, rows)
 
-    def _is_far_behind(self, state: _State, length: int) -> bool:
-        return self.recall is not None and length - state.known > self.recall
+    def _is_outdated(self, state: _State, length: int, depth: int) -> bool:
+        """Whether a recall does better than going on: after a long rest, or at the end of the model's positions."""
+        if self.recall is None:
+            return False
+        outgrown = length - state.first + depth > self._decoder.spec.max_positions
+        return outgrown or length - state.known > self.recall
 
     def _anew(self, context: Context) -> _State:
         """Begin with a sequence, at its end where only so much is read."""

@@ -164,12 +164,17 @@ def _forbidden(params: SamplingParams, vocab_size: int) -> Ids:
 
 def _bias(bias: object, vocab_size: int) -> Bias:
     """logit_bias with values held to -100 .. 100, as vLLM does."""
-    pairs = {int(token): float(value) for token, value in bias.items()}  # type: ignore[attr-defined]
+    try:
+        pairs = {int(token): float(value) for token, value in bias.items()}  # type: ignore[attr-defined]
+    except OverflowError:
+        raise UnsupportedError(
+            "logit_bias holds a number beyond all floats; use -100 to 100", field="logit_bias"
+        ) from None
     if any(math.isnan(value) for value in pairs.values()):
         raise UnsupportedError("logit_bias holds NaN; use numbers from -100 to 100", field="logit_bias")
     values = np.clip(np.fromiter(pairs.values(), np.float32, len(pairs)), -100, 100)
-    order = np.argsort(np.fromiter(pairs.keys(), np.int64, len(pairs)))
-    return Bias(_ids("logit_bias", pairs, vocab_size), values[order])
+    ids = _ids("logit_bias", pairs, vocab_size)
+    return Bias(ids, values[np.argsort(np.fromiter(pairs.keys(), np.int64, len(pairs)))])
 
 
 def _penalties(params: SamplingParams, prompt: Sequence[int]) -> list[Processor]:
@@ -184,7 +189,12 @@ def _penalties(params: SamplingParams, prompt: Sequence[int]) -> list[Processor]
 
 def _ids(field: str, tokens: Iterable[int], vocab_size: int) -> Ids:
     """Distinct token ids in ascending order; one outside the vocabulary is refused."""
-    ids = np.unique(np.fromiter(tokens, np.int64))
+    try:
+        ids = np.unique(np.fromiter(tokens, np.int64))
+    except OverflowError:
+        raise UnsupportedError(
+            f"{field} holds a huge token id; use ids from 0 to {vocab_size - 1}", field=field
+        ) from None
     outside = ids[(ids < 0) | (ids >= vocab_size)]
     if len(outside):
         raise UnsupportedError(f"{field} holds token id {outside[0]}; use ids from 0 to {vocab_size - 1}", field=field)

@@ -33,7 +33,9 @@ class BoundedProtocol(H11Protocol):
     """A uvicorn protocol that closes connections whose request headers do not arrive in time (slow-loris)."""
 
     header_timeout = 30.0
+    stall_timeout = 90.0  # seconds an answer may lie unread before its connection is cut
     _header_timer: asyncio.TimerHandle | None = None
+    _stall_timer: asyncio.TimerHandle | None = None
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -57,10 +59,27 @@ class BoundedProtocol(H11Protocol):
         self._unwatch()
         super().on_response_complete()
 
+    def pause_writing(self) -> None:
+        """The client does not read. Closing would wait for it for ever, so in the end the connection is cut."""
+        super().pause_writing()
+        if self._stall_timer is None:
+            self._stall_timer = self.loop.call_later(self.stall_timeout, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It reads again."""
+        self._end_stall()
+        super().resume_writing()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """No timer outlives its connection."""
         self._unwatch()
+        self._end_stall()
         super().connection_lost(exc)
+
+    def _end_stall(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
 
     def _watch(self) -> None:
         self._header_timer = self.loop.call_later(self.header_timeout, self._give_up)

@@ -45,6 +45,7 @@ def make_server(app: FastAPI, settings: Settings) -> DrainingServer:
 
     class Protocol(BoundedProtocol):
         header_timeout = settings.read_timeout
+        stall_timeout = 1.5 * settings.write_timeout  # a stream notices first, and says so
 
     config = uvicorn.Config(
         app,

@@ -123,9 +123,11 @@ class SavedPrefixes:
             os.utime(self._path(tokens))
 
     def drop(self, tokens: Sequence[int]) -> None:
-        """Delete the file of exactly these tokens, where there is one."""
-        with contextlib.suppress(FileNotFoundError):
-            self._path(tokens).unlink()
+        """Delete the file of exactly these tokens, where there is one; one that stays is not looked for again."""
+        try:
+            self._path(tokens).unlink(missing_ok=True)
+        except OSError:
+            self._lengths.discard(len(tokens))
 
     def _make_room(self, size: int) -> None:
         """Remove the least recently used files until `size` more bytes are within the bound."""

@@ -115,7 +115,8 @@ def test_the_panel_tells_what_the_engine_counts(window: Browser, tmp_path: Path)
         assert told["sparse_steps"] > 0
         shares = {"Read, sparse, budget 64": told["read_entries"] / told["known_entries"]}
         shares |= {"Attention capturedabout ": told["captured"], "Selection overlap": told["overlap"]}
-        assert window.text("#context") == "".join(f"{name}{percent(share)} %" for name, share in shares.items())
+        expected = "".join(f"{name}{percent(share)} %" for name, share in shares.items())
+        wait_for(lambda: window.text("#context") == expected)  # the panel asks once a second
         rows = [(d["name"], d["accepted_tokens"], d["draft_tokens"], d["weight"]) for d in now["drafters"]]
         shown = window.run("return [...document.querySelectorAll('#drafters tr')].map(r => r.innerText.split('\\t'))")
         assert [(row[0], row[3]) for row in shown] == [(name, f"{weight:.2f}") for name, _, _, weight in rows]

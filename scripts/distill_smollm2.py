@@ -46,7 +46,7 @@ SETTINGS: dict[str, Any] = {"max_tokens": 200, "max_prompt": 512, "batch": 32}
 SECOND: dict[str, Any] = {"max_prompt": 1024, "lr": 1.5e-3, "unroll_from": 0.3}  # longer: texts are in these prompts
 TRAINING: dict[str, Any] = {"intermediate_size": 1024, "tokens_per_update": 600, "epochs": 4.0}
 SPECIALIST: dict[str, Any] = {
-    "lr": 1e-3,
+    "lr": 8e-4,
     "unroll_from": 0.0,
     "intermediate_size": None,
 }  # shaped as the generalist

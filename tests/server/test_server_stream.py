@@ -8,12 +8,14 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
+import h11
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from live import Live, live
 from stub import StubBackend
 
+from outrider.server.protocol import Connection
 from outrider.server.responses import ChatChunk, TextChunk
 from outrider.server.stream import Chunks, json_bytes
 
@@ -114,3 +116,12 @@ def test_an_old_client_gets_a_stream_without_chunks(server: Live) -> None:
     assert b"chunked" not in head.lower()
     assert all(line.startswith(b"data: ") for line in told.split(b"\n\n")[:-1])
     assert told.endswith(b"data: [DONE]\n\n")
+
+
+def test_a_header_value_does_not_make_a_body_chunked() -> None:
+    connection = Connection(h11.SERVER)
+    connection.receive_data(b"GET / HTTP/1.1\r\nhost: here\r\n\r\n")
+    connection.next_event()
+    headers = [("content-length", "5"), ("x-note", "transfer-encoding: chunked")]
+    connection.send(h11.Response(status_code=200, headers=headers))
+    assert connection.send(h11.Data(data=b"hello")) == b"hello"

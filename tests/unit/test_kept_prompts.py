@@ -147,6 +147,28 @@ def test_a_damaged_prompt_is_deleted_and_counted(tmp_path) -> None:
     assert prompts.load([1, 2]) is not None
 
 
+def test_a_file_of_other_arrays_is_damaged_too(tmp_path) -> None:
+    """Its checksum is right, but nothing in it is a prompt's."""
+    SavedPrefixes(tmp_path, "m").save([1, 2], {"held.0": np.zeros(4, np.float32)})
+    prompts = KeptPrompts(tmp_path, "m", 1, 1 << 20)
+    assert prompts.load([1, 2]) is None
+    assert (prompts.report().damaged, prompts.find([1, 2])) == (1, 0)
+
+
+def test_a_damaged_file_that_cannot_be_deleted_is_not_looked_for_again(tmp_path, monkeypatch) -> None:
+    prompts = KeptPrompts(tmp_path, "m", 1, 1 << 20)
+    prompts.keep([1, 2], lambda: prompt(1))
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:-9] + bytes(9))
+
+    def refuse(*given: object, **named: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert prompts.load([1, 2]) is None
+    assert prompts.find([1, 2]) == 0
+
+
 def test_writers_of_the_same_prompt_do_not_meet(tmp_path) -> None:
     stores = [SavedPrefixes(tmp_path, "m") for _ in range(4)]
     values = {"k": np.arange(50_000, dtype=np.float32)}

@@ -15,12 +15,14 @@ from collections import OrderedDict, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from outrider.drafters.automaton import ROOT
 from outrider.drafters.base import Context, Need, Observation
 from outrider.drafters.hits import HitRates
 from outrider.drafters.suffix_index import SuffixIndex
 from outrider.errors import ConfigError
-from outrider.types import NO_DRAFT, Draft
+from outrider.types import NO_DRAFT, Draft, Int32
 
 _RETURNING = 256  # forgotten sequences that may come back, as preempted ones do
 _LEARN_PER_CALL = 64  # past output tokens taken into the shared memory per step, so that no step stalls
@@ -51,7 +53,7 @@ class _Match:
     state: int = ROOT
     length: int = 0
 
-    def follow(self, tokens: Sequence[int]) -> None:
+    def follow(self, tokens: Int32) -> None:
         """Read on."""
         self.state, self.length = self.index.follow(self.state, self.length, tokens)
 
@@ -141,17 +143,17 @@ class SuffixDrafter:
         if tracked is None or tracked.seen > len(context.tokens):
             given = self._given.pop(context.sequence_id, 0)
             tracked = self._tracked[context.sequence_id] = _Tracked(context, given=given)
-        fresh = context.tokens[tracked.seen :]
+        fresh = np.array(context.tokens[tracked.seen :], np.int32)
         self._read_own(tracked, fresh)
         self._shared.follow(tracked.matches, fresh[-self.options.sequence_tokens :])
         tracked.seen = len(context.tokens)
         return tracked
 
-    def _read_own(self, tracked: _Tracked, fresh: Sequence[int]) -> None:
+    def _read_own(self, tracked: _Tracked, fresh: Int32) -> None:
         """Index new tokens; a full index starts again from the latter half of what it may hold."""
         if tracked.own.size + len(fresh) > self.options.sequence_tokens:
             tracked.own = SuffixIndex()
-            fresh = tracked.context.tokens[-(self.options.sequence_tokens // 2) :]
+            fresh = np.array(tracked.context.tokens[-(self.options.sequence_tokens // 2) :], np.int32)
         tracked.own.extend(fresh)
 
     def _longest(self, tracked: _Tracked) -> tuple[SuffixIndex, int, int]:
@@ -195,7 +197,7 @@ class _SharedMemory:
                 self._waiting.popleft()
                 self._young().restart()
 
-    def follow(self, matches: list[_Match], fresh: Sequence[int]) -> None:
+    def follow(self, matches: list[_Match], fresh: Int32) -> None:
         """Advance a sequence's matches over its new tokens; matches in dropped generations go."""
         known = [match for match in matches if any(match.index is g for g in self._generations)]
         known += [_Match(g) for g in self._generations if not any(match.index is g for match in known)]

@@ -13,6 +13,7 @@ import numpy as np
 from outrider.drafters.automaton import ROOT
 from outrider.errors import DrafterError
 from outrider.kernels.cpu import suffixes
+from outrider.types import Int32
 
 _FIRST_ROOM = 128  # tokens
 _STATES, _EDGES = 2, 3  # per token at most, and one of each
@@ -31,10 +32,10 @@ class SuffixIndex:
         self._states[ROOT] = (-1, 0, 0, -1, -1)
         self._fit(_FIRST_ROOM)
 
-    def extend(self, tokens: Sequence[int]) -> None:
+    def extend(self, tokens: Sequence[int] | Int32) -> None:
         """Append tokens to the current text."""
         self._fit(self.size + len(tokens))
-        suffixes.extend(self._states, self._edges, self._table, self._meta, np.array(tokens, np.int32))
+        suffixes.extend(self._states, self._edges, self._table, self._meta, np.asarray(tokens, np.int32))
         if self._meta[suffixes.FULL]:
             raise DrafterError(f"a suffix automaton of {self._room} tokens is full")
         self.size += len(tokens)
@@ -48,9 +49,9 @@ class SuffixIndex:
         state = max(int(self._states[self._meta[suffixes.CURRENT], suffixes.LINK]), ROOT)
         return state, int(self._states[state, suffixes.LENGTH])
 
-    def follow(self, state: int, length: int, tokens: Sequence[int]) -> tuple[int, int]:
+    def follow(self, state: int, length: int, tokens: Sequence[int] | Int32) -> tuple[int, int]:
         """The longest suffix of a matched string and the tokens behind it that occurs; (ROOT, 0) for none."""
-        fresh = np.array(tokens, np.int32)
+        fresh = np.asarray(tokens, np.int32)
         state, length = suffixes.follow(self._states, self._edges, self._table, state, length, fresh)
         return int(state), int(length)
 

@@ -89,14 +89,14 @@ class KeptPrompts(NoPrompts):
 
     def load(self, tokens: Sequence[int]) -> Prompt | None:
         try:
-            arrays = self._saved.load(tokens)
-        except TransferError as error:
-            log.warning("%s", error)
+            prompt = Prompt.of(self._saved.load(tokens))
+        except (TransferError, LookupError, ValueError) as error:  # its bytes are wrong, or its arrays no prompt's
+            log.warning("a kept prompt is damaged and computed anew: %s", error)
             self._saved.drop(tokens)
             self.damaged += 1
             return None
         self.found += 1
-        return Prompt.of(arrays)
+        return prompt
 
     def keep(self, tokens: Sequence[int], take: Callable[[], Prompt | None]) -> None:
         if len(tokens) < self._least:

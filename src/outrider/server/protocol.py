@@ -25,7 +25,7 @@ class Connection(h11.Connection):
             return b"%x\r\n%b\r\n" % (len(event.data), event.data)
         written = super().send(event)
         if type(event) is h11.Response and written is not None:
-            self._chunked = b"transfer-encoding: chunked" in written.lower()
+            self._chunked = b"\r\ntransfer-encoding: chunked\r\n" in written.lower()  # a line of its own, no value
         return written
 
 

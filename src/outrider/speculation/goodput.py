@@ -97,7 +97,7 @@ class GoodputLength:
 
         In company they must have paid a little more: learning from them takes its time too, for every sequence.
         """
-        if self._net.value >= self._rules.margin_crowd * (n - 1):
+        if self._net.value >= self._rules.crowding(n):
             self._rest.end()
         else:
             self._rest.count()

@@ -41,4 +41,8 @@ class GoodputRules:
 
     def margin(self, on: bool, n: int) -> float:
         """The share that a prediction for n sequences must gain, with speculation on or off."""
-        return (self.margin_on if on else self.margin_off) + self.margin_crowd * (n - 1)
+        return (self.margin_on if on else self.margin_off) + self.crowding(n)
+
+    def crowding(self, n: int) -> float:
+        """What n sequences ask for more than one does."""
+        return self.margin_crowd * (n - 1)

@@ -28,7 +28,7 @@ class Worth:
         """`cheap`: share of a plain step up to which a drafter is cheap; `parallel`: drafters run side by side."""
         self._costs, self._drafts = costs, drafts
         self._deepest, self._cheap_share = deepest, cheap
-        self._serial = 0.0 if parallel else 1.0
+        self.serial = 0.0 if parallel else 1.0  # share of the time of all but the longest drafter that comes on top
         self._exposed = RunningMean(1.0)  # share of a drafting step that the target waits for
         self._overhead_s = RunningMean(0.0)  # seconds of a step, running means: scheduling and sampling
         self._waited_s = RunningMean(0.0)  # waiting for drafts
@@ -37,11 +37,6 @@ class Worth:
         self._steps = 0
         self._cheap: dict[tuple[str, int], bool] = {}  # by drafter and sequences, until the next review
         self._slopes: dict[int, float] = {}  # by sequences, until the next step
-
-    @property
-    def serial(self) -> float:
-        """Share of the time of all but the longest drafter that comes on top of it."""
-        return self._serial
 
     @property
     def one(self) -> float:
@@ -99,7 +94,7 @@ class Worth:
     def together(self, seconds: Sequence[float]) -> float:
         """Seconds of several drafters' calls: side by side, or one after another."""
         longest = max(seconds, default=0.0)
-        return longest + self._serial * (sum(seconds) - longest)
+        return longest + self.serial * (sum(seconds) - longest)
 
     def learn(self, trials: Sequence[Trial], timing: StepTiming, calls: Mapping[str, Calls]) -> dict[str, float]:
         """Learn from a step; the seconds that the target waited for every costly drafter."""

@@ -82,10 +82,9 @@ def test_the_first_pass_of_all_may_want_no_logits(plain: str) -> None:
 
 
 def test_little_memory_changes_nothing(plain: str) -> None:
-    with (
-        LLM(plain, backend="compiled") as roomy,
-        LLM(plain, backend="compiled", kv_memory=40_000, page_size=4) as tight,
-    ):
+    lookups = {"drafters": ["ngram", "suffix"], "num_speculative_tokens": 4}
+    options = {"backend": "compiled", "speculative_config": lookups}
+    with LLM(plain, **options) as roomy, LLM(plain, **options, kv_memory=40_000, page_size=4) as tight:
         mine, theirs = (llm.generate(PROMPTS, replace(GREEDY, max_tokens=60)) for llm in (roomy, tight))
         assert tight.core.engine.scheduler.preemptions > 0
     assert [o.outputs[0].token_ids for o in mine] == [o.outputs[0].token_ids for o in theirs]

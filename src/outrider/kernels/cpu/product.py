@@ -47,8 +47,8 @@ from outrider.kernels.cpu.emit import (
 from outrider.kernels.cpu.isa import AVX2, AVX512, GENERIC, NAMES
 from outrider.kernels.cpu.machine import SOURCES, intrinsic
 
-_AHEAD = 2048  # bytes of weights asked for ahead of their use ...
-_BUSY = 4  # ... from so many rows on: with fewer the processor looks ahead far enough by itself
+_AHEAD = {AVX2: 4096}  # bytes of weights asked for ahead of their use, by path; elsewhere 2048 ...
+_BUSY = {AVX2: 1}  # ... from so many rows on; elsewhere 4: with fewer the processor looks ahead far enough by itself
 MAX_ROWS = 8  # rows that share one pass over a tile
 _VNNI_BYTES = llvm.llvm_version_info[0] >= 22  # since then the byte operands are byte vectors
 
@@ -189,9 +189,9 @@ class _Tile:
         """One group of 32 inputs in integers, then its scale and minimum."""
         b = self.b
         block, head = self._block(index)
-        if self.rows >= _BUSY:
+        if self.rows >= _BUSY.get(self.isa, 4):
             for line in range(0, formats.GROUP_BYTES[self.kind], 64):
-                prefetch(b, block, _AHEAD + line)
+                prefetch(b, block, _AHEAD.get(self.isa, 2048) + line)
         meta = [self._row(self.meta, self.meta_stride, r, index, 4) for r in range(self.rows)]
         dots = self._integers(index, block, meta)
         scale, minimum = self._scales(block, head)

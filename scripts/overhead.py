@@ -80,11 +80,12 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--max-tokens", type=int, default=192)
+    parser.add_argument("--serve", default="", help="more options of the server, as one text")
     options = parser.parse_args()
     python: list[Run] = []
     web: list[Run] = []
     tokens = options.max_tokens
-    serve = ["--speculative-config", "off"]
+    serve = ["--speculative-config", "off", *options.serve.split()]
     with served(options.model, serve) as (url, pid), LLM(options.model, speculative_config=None) as llm:
         for number in range(options.rounds + 1):
             ids = llm.tokenizer.encode(f"{number} {TEXT}", add_special=True)

@@ -83,6 +83,11 @@ class ContextConfig:
         if self.kv_path is not None and (not self.kv_path.strip() or "\0" in self.kv_path):
             raise ConfigError(f"kv_path = {self.kv_path!r} is refused; name a folder, or leave it out", "kv_path")
 
+    @property
+    def may_move(self) -> bool:
+        """Whether layers may go to the slow tier; a folder alone only keeps prompts."""
+        return self.kv_path is not None and (self.kv_memory is not None or bool(self.slow_layers))
+
 
 def _at_least(config: Any, least: int, names: Sequence[str]) -> None:
     """Refuse fields that are set and too small."""

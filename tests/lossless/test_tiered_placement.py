@@ -134,6 +134,15 @@ def test_a_requests_budget_is_what_the_buffers_hold(folder, tmp_path) -> None:
         assert smaller.metrics.context.budget == 16
 
 
+def test_where_nothing_moves_a_request_may_read_more_than_the_configuration_says(folder, tmp_path) -> None:
+    larger = replace(GREEDY, extra_args={"context_budget": 60})
+    with start(folder, {**SPARSE, "kv_path": str(tmp_path), "keep_prompts": 16}) as llm:
+        output = llm.generate(LONG[:1], larger)[0]
+    with start(folder, {**SPARSE, "budget": 60}) as llm:
+        assert output.outputs[0].token_ids == llm.generate(LONG[:1], GREEDY)[0].outputs[0].token_ids
+    assert output.metrics.context.budget == 60
+
+
 def test_the_way_of_reading_can_be_changed_while_idle(folder, resident, tmp_path) -> None:
     """Cached prompts stay, in the tier too; limits move layers."""
     with start(folder, slow(tmp_path, SPARSE)) as llm:

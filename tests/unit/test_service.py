@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from outrider import SamplingParams, Service
 from outrider.api.mailbox import Mailbox, Pieces
 from outrider.api.outputs import Piece
 from outrider.errors import CapacityError, OutriderError, PromptTooLongError
+from outrider.types import Finish
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 PROMPTS = [[5, 6, 7], list(range(10, 30)), list(range(10, 24)), [8, 9] * 9]
@@ -216,3 +218,58 @@ def test_a_mailbox_wakes_its_loop_once_for_all_that_is_there() -> None:
     got, woken = asyncio.run(asyncio.wait_for(receive(), 20))
     assert got == [list(range(500))] * 3
     assert 1 <= woken <= 3
+
+
+def test_pieces_gather_between_the_first_and_the_last() -> None:
+    """A paced mailbox wakes its loop for the first and the last piece of a sample, and else when its time is over."""
+
+    async def receive() -> tuple[list[int], list[float], int]:
+        loop, woken = asyncio.get_running_loop(), 0
+        call = loop.call_soon_threadsafe
+
+        def counted(*arguments: object) -> object:
+            nonlocal woken
+            woken += 1
+            return call(*arguments)
+
+        loop.call_soon_threadsafe = counted
+        box, pieces = Mailbox(loop, pace=0.3), Pieces()
+        start = loop.time()
+
+        def post() -> None:
+            for number in range(40):
+                box.post(pieces, Piece("r", 0, str(number)))
+                time.sleep(0.001)
+            time.sleep(0.8)  # the time is over, and the loop sleeps again
+            box.post(pieces, Piece("r", 0, "40"))
+            box.post(pieces, Piece("r", 0, "41", finish=Finish("stop")))
+
+        thread = threading.Thread(target=post)
+        thread.start()
+        got, times = [], []
+        for _ in range(42):
+            got.append(int((await pieces.get()).text))
+            times.append(loop.time() - start)
+        thread.join()
+        return got, times, woken
+
+    got, times, woken = asyncio.run(asyncio.wait_for(receive(), 20))
+    assert got == list(range(42))
+    assert times[0] < 0.25
+    assert times[1] >= 0.3
+    assert times[41] - times[40] < 0.25  # the last one does not wait
+    assert woken <= 3
+
+
+def test_a_paced_mailbox_of_a_loop_that_closes_keeps_nothing() -> None:
+    async def begin() -> Mailbox:
+        box = Mailbox(asyncio.get_running_loop(), pace=60)
+        box.post(pieces, Piece("r", 0, ""))
+        await pieces.get()
+        return box
+
+    pieces = Pieces()
+    box = asyncio.run(begin())
+    with pytest.raises(RuntimeError):
+        box.post(pieces, Piece("r", 0, ""))
+    assert not box._letters

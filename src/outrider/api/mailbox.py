@@ -12,6 +12,7 @@ class Pieces:
     """One request's pieces on its event loop, for one reader: a queue of nothing but what this takes."""
 
     def __init__(self) -> None:
+        self.begun: set[int] = set()  # samples of which something was posted
         self._ready: deque[Piece] = deque()
         self._reader: asyncio.Future[None] | None = None
 
@@ -30,28 +31,47 @@ class Pieces:
 
 
 class Mailbox:
-    """One event loop's letters. Any thread posts; the loop is woken once and then takes all that is there."""
+    """One event loop's letters. Any thread posts; the loop is woken once and then takes all that is there.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    pace: seconds for which letters may gather after a delivery. Where a step takes a few milliseconds and shares its
+    cores with the loop and with whoever reads, waking both for every token is dearer than telling it (docs/server.md).
+    The first and the last piece of a sample never wait.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, pace: float = 0.0) -> None:
+        self._loop, self._pace = loop, pace
         self._letters: deque[tuple[Pieces, Piece]] = deque()
-        self._called = False
+        self._called = False  # the loop has been woken and will empty the box
+        self._gathering = False  # a timer of the loop will
 
     def post(self, receiver: Pieces, piece: Piece) -> None:
         """Hand over one piece. RuntimeError where the loop is closed."""
         self._letters.append((receiver, piece))
-        if not self._called:
-            self._called = True
-            try:
-                self._loop.call_soon_threadsafe(self._empty)
-            except RuntimeError:
-                self._called = False
-                self._letters.clear()
-                raise
+        urgent = piece.finish is not None or piece.index not in receiver.begun
+        receiver.begun.add(piece.index)
+        waits = self._gathering and not urgent and not self._loop.is_closed()
+        if waits or self._called:
+            return
+        self._called = True
+        try:
+            self._loop.call_soon_threadsafe(self._empty)
+        except RuntimeError:
+            self._called = False
+            self._letters.clear()
+            raise
 
     def _empty(self) -> None:
         """Runs on the loop. The flag falls first: what is posted from now on is taken here or calls again."""
         self._called = False
+        told = bool(self._letters)
         while self._letters:
             receiver, piece = self._letters.popleft()
             receiver.put_nowait(piece)
+        if told and self._pace and not self._gathering:
+            self._gathering = True
+            self._loop.call_later(self._pace, self._gathered)
+
+    def _gathered(self) -> None:
+        """The time is over. The flag falls first, as above."""
+        self._gathering = False
+        self._empty()

@@ -179,7 +179,7 @@ def check_context_budget(budget: int | None, context: ContextConfig, request_id:
     from outrider.memory.select import check_budget  # only who selects pays for importing it
 
     check_budget(budget, context.sinks, context.window, request_id)
-    if context.kv_path is not None and budget > context.budget and context.mode != "lossless":
+    if context.may_move and budget > context.budget and context.mode != "lossless":
         raise UnsupportedError(
             f"context_budget = {budget} is more than the buffers of slow layers hold; use {context.budget} or less, "
             "or start with a larger budget",

@@ -62,13 +62,15 @@ class Service:
         speculative_config: Mapping[str, Any] | str | None = "auto",
         context_config: Mapping[str, Any] | None = None,
         max_waiting: int = 1024,
+        pace: float = 0.0,
         **options: Any,
     ) -> None:
+        """pace: seconds for which pieces may gather on their way to an event loop."""
         self._core = Core(model, Options.parse(speculative_config, context_config, options))
         self.model_name = self._core.loaded.name
         self.max_model_len = self._core.resolved.max_model_len
         self.tokenizer = self._core.tokenizer
-        self._max_waiting = max_waiting
+        self._max_waiting, self._pace = max_waiting, pace
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._tickets: dict[str, Ticket] = {}
         self._mailboxes: dict[asyncio.AbstractEventLoop, Mailbox] = {}
@@ -181,7 +183,7 @@ class Service:
         with self._lock:
             if loop not in self._mailboxes:
                 still = {other: box for other, box in self._mailboxes.items() if not other.is_closed()}
-                self._mailboxes = {**still, loop: Mailbox(loop)}
+                self._mailboxes = {**still, loop: Mailbox(loop, self._pace)}
             return self._mailboxes[loop]
 
     def _accept(self, prompt: Sequence[int], params: SamplingParams, request_id: str | None, sink: Sink) -> Ticket:

@@ -83,7 +83,8 @@ def run(config: Path | None, environment: Mapping[str, str], flags: Mapping[str,
     if model is None:
         raise ConfigError("name a model: outrider serve smollm2-135m", "model")
     own.setdefault("served_model_name", [served_name(model)])
-    serve_http(lambda: open_service(model, engine), build(own))
+    settings = build(own)
+    serve_http(lambda: open_service(model, engine | {"pace": settings.stream_interval}), settings)
 
 
 def open_service(model: str, options: Mapping[str, Any]) -> Any:

@@ -68,6 +68,9 @@ class Settings(BaseModel):
     drain_timeout: float = Field(
         default=30.0, ge=0, description="seconds that running requests may finish in after SIGTERM"
     )
+    stream_interval: float = Field(
+        default=0.02, ge=0, le=1, description="seconds for which tokens of streams may gather; 0 sends every step's"
+    )
     heartbeat: float = Field(default=15.0, gt=0, description="seconds of silence after which a stream sends a comment")
 
     reasoning_parser: Literal["auto", "none"] = Field(

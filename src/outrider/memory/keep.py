@@ -140,7 +140,9 @@ def fingerprint(spec: DecoderSpec, weights: Weights, *more: object) -> str:
     digest = blake2b(repr((spec, more)).encode(), digest_size=16)
     for name in sorted(weights):
         weight = weights[name]
-        whole = len(weight.shape) < 2 or not isinstance(weight, SlicedWeight)
-        few = weight.dense() if whole else weight.part(0, min(ROWS, weight.shape[0])).dense()
+        if isinstance(weight, SlicedWeight) and len(weight.shape) > 1:
+            few = weight.part(0, min(ROWS, weight.shape[0])).dense()
+        else:  # vectors have no rows to take
+            few = weight.dense()
         digest.update(np.ascontiguousarray(few[:ROWS]).tobytes())
     return digest.hexdigest()

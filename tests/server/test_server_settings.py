@@ -85,12 +85,14 @@ def test_the_command_hands_everything_on(monkeypatch: pytest.MonkeyPatch, tmp_pa
     (tmp_path / "tiny.gguf").write_text("")
     given = ["serve", str(tmp_path / "tiny.gguf"), "--port", "0", "--api-key", "a", "--api-key", "b", "--seed", "7"]
     given += ["--max-model-len", "64", "--kv-memory", "1MiB", "--speculative-config", "off", "--set", "max-queue=3"]
+    given += ["--set", "stream-interval=0.5"]
     given += ["--context-config", '{"mode": "sparse"}', "--dtype", "float32", "--max-num-seqs", "2"]
     assert main(given) == 0
     assert seen["settings"].keys() == (b"a", b"b")
     assert (seen["settings"].max_queue, seen["settings"].served_model_name) == (3, ["tiny"])
     assert seen["options"] == {
         "seed": 7,
+        "pace": 0.5,
         "max_model_len": 64,
         "max_num_seqs": 2,
         "kv_memory": 1 << 20,

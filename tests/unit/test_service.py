@@ -12,10 +12,10 @@ import pytest
 
 from loading import llama_folder
 from outrider import SamplingParams, Service
-from outrider.api.mailbox import Mailbox, Pieces
+from outrider.api.mailbox import Mailbox, Pieces, join
 from outrider.api.outputs import Piece
 from outrider.errors import CapacityError, OutriderError, PromptTooLongError
-from outrider.types import Finish
+from outrider.types import Finish, Traffic
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 PROMPTS = [[5, 6, 7], list(range(10, 30)), list(range(10, 24)), [8, 9] * 9]
@@ -223,7 +223,7 @@ def test_a_mailbox_wakes_its_loop_once_for_all_that_is_there() -> None:
 def test_pieces_gather_between_the_first_and_the_last() -> None:
     """A paced mailbox wakes its loop for the first and the last piece of a sample, and else when its time is over."""
 
-    async def receive() -> tuple[list[int], list[float], int]:
+    async def receive() -> tuple[list[str], list[float], int]:
         loop, woken = asyncio.get_running_loop(), 0
         call = loop.call_soon_threadsafe
 
@@ -242,23 +242,42 @@ def test_pieces_gather_between_the_first_and_the_last() -> None:
                 time.sleep(0.001)
             time.sleep(0.8)  # the time is over, and the loop sleeps again
             box.post(pieces, Piece("r", 0, "40"))
+            ended.append(loop.time() - start)
             box.post(pieces, Piece("r", 0, "41", finish=Finish("stop")))
 
+        ended: list[float] = []
         thread = threading.Thread(target=post)
         thread.start()
-        got, times = [], []
-        for _ in range(42):
-            got.append(int((await pieces.get()).text))
+        got, times, piece = [], [], Piece("r", 0, "")
+        while piece.finish is None:
+            piece = await pieces.get()
+            got.append(piece.text)
             times.append(loop.time() - start)
         thread.join()
-        return got, times, woken
+        return got, [*times, ended[0]], woken
 
     got, times, woken = asyncio.run(asyncio.wait_for(receive(), 20))
-    assert got == list(range(42))
+    assert "".join(got) == "".join(map(str, range(42)))
+    assert got[0] == "0"
+    assert len(got) <= 4
     assert times[0] < 0.25
     assert times[1] >= 0.3
-    assert times[41] - times[40] < 0.25  # the last one does not wait
+    assert times[-2] - times[-1] < 0.25  # the last one does not wait
     assert woken <= 3
+
+
+def test_pieces_are_joined_where_nothing_is_lost() -> None:
+    one, two = Piece("r", 0, "a", ("a",), (1,)), Piece("r", 0, "b", ("b",), (2,), finish=Finish("stop"))
+    assert join(one, two) == Piece("r", 0, "ab", ("a", "b"), (1, 2), finish=Finish("stop"))
+    drafted = replace(one, drafted=3, accepted=1, drafter="ngram")
+    assert join(drafted, two) == replace(drafted, text="ab", texts=("a", "b"), token_ids=(1, 2), finish=two.finish)
+    for other in (
+        replace(two, index=1),
+        replace(two, drafted=1),
+        replace(two, accepted=1),
+        replace(two, traffic=Traffic()),
+    ):
+        assert join(one, other) is None
 
 
 def test_a_paced_mailbox_of_a_loop_that_closes_keeps_nothing() -> None:

@@ -4,8 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
 
 from outrider.api.outputs import Piece
+
+
+def join(first: Piece, second: Piece) -> Piece | None:
+    """Two pieces of a sample as one; None where that would lose who drafted what, or what a step loaded."""
+    told = second.accepted or second.drafted or second.prompt_logprobs is not None or second.traffic is not None
+    if first.index != second.index or told:
+        return None
+    return replace(
+        first,
+        text=first.text + second.text,
+        texts=first.texts + second.texts,
+        token_ids=first.token_ids + second.token_ids,
+        logprobs=first.logprobs + second.logprobs,
+        finish=second.finish,
+        reads=second.reads,
+    )
 
 
 class Pieces:
@@ -64,12 +82,23 @@ class Mailbox:
         """Runs on the loop. The flag falls first: what is posted from now on is taken here or calls again."""
         self._called = False
         told = bool(self._letters)
-        while self._letters:
-            receiver, piece = self._letters.popleft()
+        for receiver, piece in self._take():
             receiver.put_nowait(piece)
         if told and self._pace and not self._gathering:
             self._gathering = True
             self._loop.call_later(self._pace, self._gathered)
+
+    def _take(self) -> Iterator[tuple[Pieces, Piece]]:
+        """All letters, joined with those that came just before them for the same reader where the box is paced."""
+        waiting: dict[int, tuple[Pieces, Piece]] = {}
+        while self._letters:
+            receiver, piece = self._letters.popleft()
+            before = waiting.pop(id(receiver), None)
+            joined = join(before[1], piece) if before is not None and self._pace else None
+            if before is not None and joined is None:
+                yield before
+            waiting[id(receiver)] = receiver, joined or piece
+        yield from waiting.values()
 
     def _gathered(self) -> None:
         """The time is over. The flag falls first, as above."""

@@ -35,6 +35,7 @@ from outrider.kernels.cpu.vectors import (
     INT8,
     ITEM_BYTES,
     MAX_QUERIES,
+    SPAN,
     WHOLE,
     case_of,
     emit_mix,
@@ -183,10 +184,10 @@ def _emit_mix_ahead(kind: int, queries: int, b: Any, args: Any) -> None:
     def ask(i: Any) -> None:
         coming = load(b, b.add(following, b.mul(i, number(8))), I64)
         row = b.add(row_at(b, kind, keys, coming, dim), b.mul(start, number(ITEM_BYTES[kind])))
-        for line in range(0, ITEM_BYTES[kind] * 64, 64):
+        for line in range(0, ITEM_BYTES[kind] * 16 * SPAN, 64):
             prefetch(b, row, line, _NEAR)
 
-    emit_mix(kind, 4, queries, b, rest, ask)
+    emit_mix(kind, SPAN, queries, b, rest, ask)
 
 
 @intrinsic
@@ -224,7 +225,7 @@ def scores_many(kind, q, queries, keys, scales, values, entries, count, dim, fla
 def mix_many(kind, queries, p, p_stride, values, scales, entries, count, dim, keys, following, out, out_stride):
     """`mix` of any number of queries, for rows of a WHOLE size, bringing rows of `keys` at `following` entries near."""
     first = min(MAX_QUERIES, queries)
-    for start in range(0, dim, 64):
+    for start in range(0, dim, 16 * SPAN):
         case = 8 * kind + first
         _mix_ahead(case, p, p_stride, values, scales, entries, count, dim, start, out, out_stride, keys, following)
     for j in range(first, queries, MAX_QUERIES):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import types
 
@@ -37,6 +38,9 @@ FLOAT32, BFLOAT16, INT8 = range(3)
 ITEM_BYTES = (4, 2, 1)
 WHOLE = (64, 128)  # row sizes with kernels of their own
 MAX_QUERIES = 4  # queries that share a pass over values
+#: Vectors of 16 values that a pass over values sums: as many as the registers hold for 3 queries (32 of 512 bits, else
+#: 16 of 256).
+SPAN = 4 if llvm.get_host_cpu_features().get("avx512f") else 2
 
 
 def _load_lanes(b: Any, kind: int, row: Any, index: Any) -> Any:
@@ -291,7 +295,7 @@ def _scores_any(typingctx, kind, q, base, scales, entries, count, dim, out):
 @intrinsic
 def _mix(typingctx, case, p, p_stride, base, scales, entries, count, dim, start, out, out_stride):
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        kinds = [(k, w, j) for k in range(3) for w in (1, 4) for j in range(1, MAX_QUERIES + 1 if w == 4 else 2)]
+        kinds = [(k, w, j) for k in range(3) for w in (1, SPAN) for j in range(1, MAX_QUERIES + 1 if w > 1 else 2)]
         cases = {64 * k + 8 * w + j: case_of(b, "outrider_mix", 10, _emit_mix, k, w, j) for k, w, j in kinds}
         return switch_cases(b, context, args[0], cases, args[1:])
 
@@ -359,8 +363,8 @@ def scores_any(kind, q, base, scales, entries, count, dim, out):
 def mix(kind, queries, p, p_stride, base, scales, entries, count, dim, out, out_stride):
     """out[j, d] = sum over i < count, ascending, of p[j, i] * row(entries[i])[d] for j < queries <= MAX_QUERIES."""
     if is_whole(dim):
-        for start in range(0, dim, 64):
-            case = 64 * kind + 32 + queries
+        for start in range(0, dim, 16 * SPAN):
+            case = 64 * kind + 8 * SPAN + queries
             _mix(case, p, p_stride, base, scales, entries, count, dim, start, out, out_stride)
         return
     for j in range(queries):

@@ -16,7 +16,7 @@ LAYERS = [
     {"runner"},
     {"engine"},
     {"api"},
-    {"server", "cli", "bench", "distill"},
+    {"server", "cli", "bench", "distill", "__main__"},
 ]
 PUBLIC = {"LLM": "api", "Service": "api", "SamplingParams": "types"}  # what `from outrider import ...` stands for
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -61,3 +63,9 @@ def test_a_terminal_without_unicode_shows_what_it_can(monkeypatch: pytest.Monkey
     main(["--version"])
     print("été")
     assert terminal.buffer.getvalue().splitlines()[-1] == b"?t?"  # type: ignore[attr-defined]
+
+
+def test_the_module_runs_as_the_command_does() -> None:
+    done = subprocess.run([sys.executable, "-m", "outrider", "--version"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert done.stdout.strip() == version("outrider")

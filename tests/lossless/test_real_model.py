@@ -13,7 +13,7 @@ from outrider.bench.workloads import load_prompts
 
 pytestmark = pytest.mark.model
 GREEDY = SamplingParams(temperature=0, max_tokens=64)
-PROMPTS = load_prompts(None, None, 7)[:24]
+PROMPTS = load_prompts(None, None, 7)[:16]
 LOOKUPS = {"drafters": ["ngram", "suffix"], "num_speculative_tokens": 4}
 """Drafts whatever the clock says, so that who meets whom in memory is the same on every machine."""
 

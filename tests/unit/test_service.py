@@ -189,19 +189,24 @@ def test_a_request_that_comes_while_the_engine_stops_still_ends(folder: str) -> 
     assert asyncio.run(asyncio.wait_for(caller(), 20)) == ["abort", "abort"]
 
 
+def count_wakes(loop: asyncio.AbstractEventLoop) -> list[object]:
+    """A list that grows by what other threads wake the loop for."""
+    woken, call = [], loop.call_soon_threadsafe
+
+    def counted(*arguments: object) -> object:
+        woken.append(arguments[0])
+        return call(*arguments)
+
+    loop.call_soon_threadsafe = counted
+    return woken
+
+
 def test_a_mailbox_wakes_its_loop_once_for_all_that_is_there() -> None:
     """Posted from other threads, nothing is lost and every receiver keeps its order."""
 
     async def receive() -> tuple[list[list[int]], int]:
-        loop, woken = asyncio.get_running_loop(), 0
-        call = loop.call_soon_threadsafe
-
-        def counted(*arguments: object) -> object:
-            nonlocal woken
-            woken += 1
-            return call(*arguments)
-
-        loop.call_soon_threadsafe = counted
+        loop = asyncio.get_running_loop()
+        woken = count_wakes(loop)
         box, queues = Mailbox(loop), [Pieces() for _ in range(3)]
 
         def post(receiver: Pieces) -> None:
@@ -213,7 +218,7 @@ def test_a_mailbox_wakes_its_loop_once_for_all_that_is_there() -> None:
             thread.start()
         for thread in threads:  # the loop sleeps meanwhile, as behind a long response
             thread.join()
-        return [[(await queue.get()).index for _ in range(500)] for queue in queues], woken
+        return [[(await queue.get()).index for _ in range(500)] for queue in queues], len(woken)
 
     got, woken = asyncio.run(asyncio.wait_for(receive(), 20))
     assert got == [list(range(500))] * 3
@@ -224,15 +229,8 @@ def test_pieces_gather_between_the_first_and_the_last() -> None:
     """A paced mailbox wakes its loop for the first and the last piece of a sample, and else when its time is over."""
 
     async def receive() -> tuple[list[str], list[float], int]:
-        loop, woken = asyncio.get_running_loop(), 0
-        call = loop.call_soon_threadsafe
-
-        def counted(*arguments: object) -> object:
-            nonlocal woken
-            woken += 1
-            return call(*arguments)
-
-        loop.call_soon_threadsafe = counted
+        loop = asyncio.get_running_loop()
+        woken = count_wakes(loop)
         box, pieces = Mailbox(loop, pace=0.3), Pieces()
         start = loop.time()
 
@@ -254,7 +252,7 @@ def test_pieces_gather_between_the_first_and_the_last() -> None:
             got.append(piece.text)
             times.append(loop.time() - start)
         thread.join()
-        return got, [*times, ended[0]], woken
+        return got, [*times, ended[0]], len(woken)
 
     got, times, woken = asyncio.run(asyncio.wait_for(receive(), 20))
     assert "".join(got) == "".join(map(str, range(42)))

@@ -9,7 +9,10 @@ never read. Everything is resumable: run the same command again.
     python scripts/distill_smollm2.py --out runs/second --after runs/smollm2 --minutes 60
 
 is a second round: new prompts, half of which lean on the answers of the first (distill/follow.py), and a head that goes
-on from the first one's, trained on the answers of both.
+on from the first one's, trained on the answers of both. A third one goes on from the head that comes with the model:
+
+    python scripts/distill_smollm2.py --out runs/third-a --seed 2 --data-minutes 15 --answers-only
+    python scripts/distill_smollm2.py --out runs/third-b --seed 3 --after runs/third-a --init generalist --minutes 60
 """
 
 from __future__ import annotations
@@ -25,20 +28,22 @@ from typing import Any
 from outrider.cli.distill import bars
 from outrider.distill.data import DOMAINS, Prompt, distinct, read_prompts, write_prompts
 from outrider.distill.follow import Spoken, follow_prompts
-from outrider.distill.invent import invent_prompts
+from outrider.distill.invent import OPENINGS, invent_prompts
 from outrider.distill.options import DistillOptions
 from outrider.distill.pipeline import Result, Run
+from outrider.distill.prompt_library import library_functions
 from outrider.distill.prompts import passages_of
 from outrider.distill.prompts import write_prompts as written
 from outrider.distill.shards import Answers
 from outrider.distill.target import Target
-from outrider.drafters.shipped import ROOT, install_head
+from outrider.drafters.shipped import ROOT, install_head, shipped_heads
 from outrider.models.eagle3 import default_taps
 from outrider.models.load import load_model
 
 WRITTEN = {"chat": 2400, "maths": 600, "code": 2600}
 MATHS_QUESTIONS = 2600
-INVENTED = 600
+INVENTED = 3000
+LIBRARY = 800  # functions of Python's standard library, to be completed
 PASSAGES = 1600
 LONGEST, LONGER = 180, 420  # words of a passage, in the first round and the second
 FOLLOWING = 4000
@@ -65,11 +70,19 @@ def questions(seed: int) -> list[Prompt]:
     return [Prompt((("user", json.loads(line)["question"]),), "maths") for line in lines[:MATHS_QUESTIONS]]
 
 
+def completions(seed: int) -> list[Prompt]:
+    """Headers of library functions."""
+    headers = library_functions()
+    random.Random(seed).shuffle(headers)
+    return [Prompt((("user", header),), "code") for header in headers[:LIBRARY]]
+
+
 def all_prompts(target: Target, seed: int, longest: int) -> list[Prompt]:
     """Every prompt, shuffled, so that any beginning of the file is a fair sample; passages of 50 to `longest` words."""
     passages = passages_of(data_file("war_and_peace.txt"), PASSAGES, seed, words=(50, longest))
     prompts = [prompt for domain, count in WRITTEN.items() for prompt in written(domain, count, seed, passages)]
-    prompts += questions(seed) + sorted(invent_prompts(target, INVENTED, seed), key=lambda prompt: prompt.text)
+    prompts += questions(seed) + completions(seed)
+    prompts += sorted(invent_prompts(target, INVENTED, seed, openings=OPENINGS), key=lambda prompt: prompt.text)
     random.Random(seed).shuffle(prompts)
     return distinct(prompts)
 
@@ -101,12 +114,14 @@ def make_prompts(given: argparse.Namespace, path: Path) -> None:
     write_prompts(path, prompts)
 
 
-def distil(given: argparse.Namespace, options: DistillOptions, answer: bool) -> Result:
-    """One head: a generalist or a specialist."""
+def distil(given: argparse.Namespace, options: DistillOptions, answer: bool) -> Result | None:
+    """One head: a generalist or a specialist; none where only answers are asked for."""
     prompts, also = given.out / "prompts.jsonl", (given.after,) if given.after else ()
     with bars() as report:
         run = Run(load_model(given.model), prompts, given.out, options, report, threads=given.threads, also=also)
-        return run.all() if answer else run.train()
+        if answer:
+            run.answer()
+        return None if given.answers_only else run.train()
 
 
 def install(result: Result, model: str, name: str) -> None:
@@ -128,6 +143,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--specialist-minutes", type=float, help="of training each specialist; none without it")
     parser.add_argument("--data-minutes", type=float, help="of answering")
     parser.add_argument("--no-answers", action="store_true", help="train on the answers that are there")
+    parser.add_argument("--answers-only", action="store_true", help="train nothing")
+    parser.add_argument("--init", help="go on from this head: a folder, or the name of one that comes with the model")
     parser.add_argument("--install", action="store_true", help="put the heads, in 8 bits, into the package")
     return parser.parse_args()
 
@@ -136,7 +153,11 @@ def options_of(given: argparse.Namespace) -> DistillOptions:
     """Settings of the generalist."""
     settings = {**SETTINGS, **TRAINING, "minutes": given.minutes, "data_minutes": given.data_minutes}
     if given.after:
-        settings |= {**SECOND, "init": str(given.after / "heads" / "generalist"), "intermediate_size": None}
+        settings |= {**SECOND, "init": given.init or str(given.after / "heads" / "generalist")}
+    if given.init:
+        settings["init"] = str(shipped_heads(load_model(given.model)).get(given.init, given.init))
+    if settings.get("init"):
+        settings["intermediate_size"] = None  # that of the head
     return DistillOptions(seed=given.seed, **settings)
 
 
@@ -145,11 +166,16 @@ def main() -> None:
     given = parse()
     make_prompts(given, given.out / "prompts.jsonl")
     options = options_of(given)
-    results = {"generalist": distil(given, options, not given.no_answers)}
+    generalist = distil(given, options, not given.no_answers)
+    if generalist is None:
+        return
+    results = {"generalist": generalist}
     for domain in DOMAINS if given.specialist_minutes else ():
         start = str(results["generalist"].folder)
         own: dict[str, Any] = {"domain": domain, "minutes": given.specialist_minutes, **SPECIALIST}
-        results[domain] = distil(given, replace(options, init=start, **own), answer=False)
+        special = distil(given, replace(options, init=start, **own), answer=False)
+        assert special is not None, "only --answers-only trains nothing"
+        results[domain] = special
     for name, result in results.items() if given.install else ():
         install(result, given.model, name)
 

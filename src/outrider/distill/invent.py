@@ -7,7 +7,7 @@ Source: Xu et al. 2024, "Magpie: Alignment Data Synthesis from Scratch by Prompt
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count as counted
 
 from outrider.distill.data import Prompt
@@ -23,15 +23,43 @@ CODE = re.compile(
 MATHS = re.compile(r"\b(how many|how much|calculate|solve|equation|percent|sum of|average|total|perimeter)\b", re.I)
 
 
+#: How the user begins. Left to itself ("") the target seldom asks for the completion of a function, or a translation.
+OPENINGS = (
+    "",
+    "",
+    "def",
+    "from typing import List\n\n\ndef",
+    "Write a Python function that",
+    "Write a program in",
+    "Translate German to English:",
+    "Translate this sentence to English:",
+    "Summarize:",
+    "Who",
+    "Where",
+    "When was",
+    "How many",
+    "Imagine you are",
+    "Given the following",
+)
+
+
 def invent_prompts(
-    target: Target, count: int, seed: int = 0, report: Callable[[int], None] = lambda _: None
+    target: Target,
+    count: int,
+    seed: int = 0,
+    report: Callable[[int], None] = lambda _: None,
+    openings: Sequence[str] = ("",),
 ) -> list[Prompt]:
-    """`count` distinct prompts in the target's own words; fewer where it repeats itself."""
+    """`count` distinct prompts in the target's words, behind the openings in turns; fewer where it repeats itself."""
     prefix = user_prefix(target)
+    begun = [(*prefix, *target.tokenizer.encode(opening, add_special=False)) for opening in openings]
     params = {"temperature": 1.0, "top_p": 0.95, "max_tokens": 220}
-    jobs = (Job(i, prefix, SamplingParams(**params, seed=seed * 1_000_003 + i)) for i in counted())  # type: ignore[arg-type]
+    jobs = (
+        Job(i, begun[i % len(begun)], SamplingParams(**params, seed=seed * 1_000_003 + i))  # type: ignore[arg-type]
+        for i in counted()
+    )
     found: dict[str, Prompt] = {}
-    for number, text in enumerate(_texts(target, jobs)):
+    for number, text in enumerate(_texts(target, jobs, len(prefix))):
         if usable(text) and not is_evaluation(text):
             found.setdefault(text, Prompt((("user", text),), domain_of(text)))
             report(len(found))
@@ -57,13 +85,14 @@ def usable(text: str) -> bool:
 
 def domain_of(text: str) -> str:
     """The kind of task that a message asks for, by its words."""
-    if CODE.search(text):
+    if CODE.search(text) or "def " in text:
         return "code"
     return "maths" if MATHS.search(text) and re.search(r"\d", text) else "chat"
 
 
-def _texts(target: Target, jobs: Iterator[Job]) -> Iterator[str]:
+def _texts(target: Target, jobs: Iterator[Job], first: int) -> Iterator[str]:
+    """What stands behind the first tokens of every job that came to an end."""
     for _, answer in target.answers(jobs):
-        ids = answer.tokens[answer.prompt_length :]
+        ids = answer.tokens[first:]
         if ids and ids[-1] in target.spec.eos_token_ids:
             yield target.tokenizer.decode(ids).strip()

@@ -44,13 +44,12 @@ from outrider.kernels.cpu.emit import (
     store,
     vector,
 )
-from outrider.kernels.cpu.isa import AVX2, AVX512, GENERIC, NAMES, VNNI
+from outrider.kernels.cpu.isa import AVX2, AVX512, GENERIC, NAMES
 from outrider.kernels.cpu.machine import SOURCES, intrinsic
 
-#: From how many rows on weights are asked for ahead of their use, and by how many bytes. With fewer rows a processor
-#: looks ahead far enough by itself, but for those without AVX-512 (docs/kernels.md).
-_USUAL = (4, 2048)
-_AHEAD = {GENERIC: _USUAL, AVX2: (1, 4096), VNNI: _USUAL, AVX512: _USUAL}
+#: Weights are asked for so many bytes ahead of their use: a thread's share of the bandwidth times the time that memory
+#: takes to answer. A quarter of it comes too late and disturbs the processor's own looking ahead (docs/kernels.md).
+_AHEAD = 8192
 MAX_ROWS = 8  # rows that share one pass over a tile
 _VNNI_BYTES = llvm.llvm_version_info[0] >= 22  # since then the byte operands are byte vectors
 
@@ -191,10 +190,8 @@ class _Tile:
         """One group of 32 inputs in integers, then its scale and minimum."""
         b = self.b
         block, head = self._block(index)
-        busy, ahead = _AHEAD[self.isa]
-        if self.rows >= busy:
-            for line in range(0, formats.GROUP_BYTES[self.kind], 64):
-                prefetch(b, block, ahead + line)
+        for line in range(0, formats.GROUP_BYTES[self.kind], 64):
+            prefetch(b, block, _AHEAD + line)
         meta = [self._row(self.meta, self.meta_stride, r, index, 4) for r in range(self.rows)]
         dots = self._integers(index, block, meta)
         scale, minimum = self._scales(block, head)

@@ -68,14 +68,15 @@ class ContextConfig:
     keep_prompts: int | None = None  # tokens; prompts this long or longer stay in kv_path for later starts; None: none
     keep_bytes: int = 8 << 30  # of kept prompts in kv_path; the least recently used ones are removed first
     group: int = 6  # consecutive layers that share a selection; 0: all of them, as published
+    taps: int = 0  # layers of every group whose queries `pages` goes by; 0: all of them
     sticky: float = 1.0  # nats by which a newcomer must beat an entry that was read last; 0: choose anew
-    first_full: int | None = None  # full decoding steps before the first selection; None: 1 with a head, else 0
+    first_full: int | None = None  # full decoding steps before the first selection; None: 1 with a head, else 4
     full_every: int = 32  # bounded mode: steps from one full one to the next, at most
     min_captured: float = 0.8  # bounded mode: estimated share of attention below which the next step is full
 
     def __post_init__(self) -> None:
         _at_least(self, 1, ("budget", "kv_memory", "full_every", "keep_prompts", "keep_bytes"))
-        _at_least(self, 0, ("sinks", "window", "group", "sticky", "first_full", "slow_layers", "prefetch"))
+        _at_least(self, 0, ("sinks", "window", "group", "taps", "sticky", "first_full", "slow_layers", "prefetch"))
         if not 0 <= self.min_captured <= 1:
             raise ConfigError(
                 f"min_captured = {self.min_captured} is refused; it is a share, from 0 to 1", "min_captured"

@@ -37,8 +37,8 @@ def watched(llm: LLM) -> list[np.ndarray]:
     chooser = llm.core.memory.reading.reader.chooser
     choose = chooser.choose_scored
 
-    def note(view: Any) -> Any:
-        entries, scores = choose(view)
+    def note(view: Any, *share: Any) -> Any:
+        entries, scores = choose(view, *share)
         seen.append(np.array([view.length]) if entries is None else entries.copy())
         return entries, scores
 

@@ -256,7 +256,7 @@ def test_on_the_default_model(tmp_path) -> None:
     text = " ".join(f"House {i} has a {['red', 'green', 'blue'][int(rng.integers(3))]} lamp." for i in range(110))
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     options: dict[str, Any] = {"max_model_len": 1152, "max_num_seqs": 1, "max_num_batched_tokens": 64}
-    context: dict[str, Any] = {"mode": "sparse", "budget": 128}
+    context: dict[str, Any] = {"mode": "sparse", "budget": 128, "taps": 1}
     with LLM("smollm2-135m", context_config=context, speculative_config=None, **options) as llm:
         expected = llm.generate(text, params)[0].outputs[0].token_ids
         limit = 320 * llm.core.decoder.kv_bytes_per_token()

@@ -1,5 +1,7 @@
 """Selectors: kernels against plain numpy, the budget rules, and what each selector sees."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -19,7 +21,7 @@ from outrider.memory.select import (
     group_layers,
     spread_taps,
 )
-from outrider.memory.select.kernels import choose_rows, kth_largest
+from outrider.memory.select.kernels import choose_rows, kth_largest, rank
 from outrider.memory.select.reference import attention_weights, choose_entries, page_bounds, page_mass
 
 LAYERS, HEADS, KV, DIM, PAGE = 4, 8, 2, 16, 8
@@ -40,8 +42,14 @@ class Table:
     def __init__(self, scores, unit=1):
         self.scores, self.unit = np.asarray(scores, np.float32), unit
 
-    def score(self, view):
+    def score(self, view, share=map):
         return self.scores[:, :, : -(-view.length // self.unit)].copy()
+
+
+def as_bfloat16(values):
+    """The nearest values that bounds can hold."""
+    bits = np.asarray(values, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 << 16).astype(np.uint32).view(np.float32)
 
 
 def paged(keys, rng=RNG, spare=3):
@@ -59,8 +67,11 @@ def paged(keys, rng=RNG, spare=3):
        st.data())  # fmt: skip
 @settings(max_examples=200, deadline=None)
 def test_kth_largest_is_that_of_a_sort(values, data):
-    k = data.draw(st.integers(1, len(values)))
-    assert kth_largest(np.array(values, np.float32), k) == sorted(np.float32(values), reverse=True)[k - 1]
+    k, scores = data.draw(st.integers(1, len(values))), np.array(values, np.float32)
+    keys = np.empty(len(values), np.int32)
+    rank(scores, keys)
+    assert kth_largest(keys, k) == sorted(keys.tolist(), reverse=True)[k - 1]
+    assert ((keys[:, None] < keys) == (scores[:, None] < scores)).all()
 
 
 @given(st.integers(1, 90), st.sampled_from([1, 4, 8]), st.integers(0, 6), st.integers(1, 9), st.data())
@@ -84,19 +95,28 @@ def test_chosen_entries_are_the_references(length, unit, sinks, window, data):
 @pytest.mark.parametrize("heads", [2, 8])
 @pytest.mark.parametrize("unit", [PAGE, PAGE // 2])
 @pytest.mark.parametrize("length", [1, PAGE, 37])
-def test_page_scores_are_the_references(heads, unit, length):
+@pytest.mark.parametrize("dim", [DIM, 24, 64, 128])  # padded; one row of bounds, two
+@pytest.mark.parametrize("taps_per_group", [1, 0])
+def test_page_scores_are_the_references(heads, unit, length, dim, taps_per_group):
     groups = group_layers(LAYERS, 2)
-    taps, tap_groups = spread_taps(groups, 1)
-    keys = RNG.normal(size=(len(taps), length, KV, DIM)).astype(np.float32)
+    taps, tap_groups = spread_taps(groups, taps_per_group)
+    keys = as_bfloat16(RNG.normal(size=(len(taps), length, KV, dim)))
     pages, slots, physical = paged(keys[0])
-    summaries = PageSummaries(len(taps), physical, KV, PAGE, DIM, unit)
+    summaries = PageSummaries(len(taps), physical, KV, PAGE, dim, unit)
     for start in range(0, length, 5):  # as chunks and steps come
         summaries.fold(slots[start : start + 5], keys[:, start : start + 5])
-    queries = RNG.normal(size=(len(taps), heads, DIM)).astype(np.float32)
-    scores = PageSelector(summaries, groups, 1, tightness=0.5).score(view(length, queries=queries, pages=pages))
-    for tap, group in enumerate(tap_groups):
-        mass = page_mass(queries[tap] / np.sqrt(DIM), *page_bounds(keys[tap], unit), tightness=0.5)
+    queries = RNG.normal(size=(len(taps), heads, dim)).astype(np.float32)
+    selector = PageSelector(summaries, groups, taps_per_group, tightness=0.5)
+    scores = selector.score(view(length, queries=queries, pages=pages))
+    masses = [
+        page_mass(queries[tap] / np.sqrt(dim), *page_bounds(keys[tap], unit), tightness=0.5) for tap in range(len(taps))
+    ]
+    for group in range(len(scores)):
+        mass = sum(masses[tap] for tap in np.flatnonzero(tap_groups == group))
         np.testing.assert_allclose(np.exp(scores[group]), mass, rtol=1e-4)
+    with ThreadPoolExecutor(2) as pool:
+        shared = selector.score(view(length, queries=queries, pages=pages), pool.map)
+    assert (shared == scores).all()
 
 
 def test_full_tightness_bounds_every_key_of_the_page():
@@ -226,7 +246,7 @@ def test_summaries_follow_pages():
     old = np.full((1, PAGE, KV, DIM), 50, np.float32)
     summaries.fold(np.arange(PAGE, dtype=np.int32), old)
     summaries.fold(np.arange(3, dtype=np.int32), np.ones((1, 3, KV, DIM), np.float32))
-    assert (summaries.bounds[:, 0] == 1).all()
+    assert (summaries.bounds[:, 0] == np.float32(1).view(np.uint32) >> 16).all()
     with pytest.raises(ConfigError, match="divisor"):
         PageSummaries(1, 3, KV, PAGE, DIM, unit=3)
 

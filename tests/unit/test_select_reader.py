@@ -17,7 +17,7 @@ ROWS = np.arange(PAGES, dtype=np.int32)
 
 def reader(**options):
     config = {"budget": 40, "sinks": 2, "window": 8, "group": 2}
-    return make_reader(ContextConfig(**{**config, **options}), SPEC, PAGES, PAGE)
+    return make_reader(ContextConfig(**{**config, "first_full": 0, **options}), SPEC, PAGES, PAGE)
 
 
 def feed(made, length, start=0, sequence=0):
@@ -29,7 +29,8 @@ def feed(made, length, start=0, sequence=0):
 
 
 def test_pages_read_everything_until_a_query_is_known_and_then_the_budget():
-    made = reader(mode="sparse")
+    assert reader(mode="sparse").taps == (0, 1, 2, 3)
+    made = reader(mode="sparse", taps=1)
     assert made.taps == (1, 3)
     assert made.select([Look(0, 100, 1, ROWS)]) is None
     feed(made, 100)
@@ -38,6 +39,13 @@ def test_pages_read_everything_until_a_query_is_known_and_then_the_budget():
     assert selection.groups.tolist() == [0, 0, 1, 1]
     made.forget(0)
     assert made.select([Look(0, 100, 1, ROWS)]) is None
+
+
+def test_the_first_steps_of_an_answer_read_everything():
+    made = reader(mode="sparse", first_full=None)
+    feed(made, 200)
+    full = [made.select([Look(0, 200, 1, ROWS)]) is None for _ in range(6)]
+    assert full == [True, True, True, True, False, False]
 
 
 def test_a_requests_own_budget_and_prefill():
@@ -111,18 +119,20 @@ def test_rows_of_every_kv_type_read_as_floats(kind):
 
 def test_threads_choose_what_one_thread_chooses(monkeypatch):
     monkeypatch.setattr("outrider.memory.select.reader.WORTH_THREADS", 100)
-    config = ContextConfig(mode="sparse", budget=40, sinks=2, window=8, group=2)
+    config = ContextConfig(mode="sparse", budget=40, sinks=2, window=8, group=2, first_full=0)
     alone, many = (make_reader(config, SPEC, PAGES, PAGE, threads=count) for count in (1, 3))
     for step in range(5):
         for made in (alone, many):
-            made.chooser.selector.summaries.bounds[:] = np.random.default_rng(step).normal(size=(2, PAGES, 2, 2, 8))
+            bounds = made.chooser.selector.summaries.bounds
+            bounds[:] = to_bfloat16(np.random.default_rng(step).normal(size=bounds.shape).astype(np.float32))
             for s in range(4):
-                queries = np.random.default_rng(10 * step + s).normal(size=(2, 4, 8))
+                queries = np.random.default_rng(10 * step + s).normal(size=(4, 4, 8))
                 made.remember(s, queries)
         looks = [Look(s, 100 + 20 * s + step, 1, ROWS) for s in range(4)]
-        first, second = alone.select(looks), many.select(looks)
-        assert (first.entries == second.entries).all()
-        assert (first.counts == second.counts).all()
+        for some in (looks, looks[:1]):  # sequences side by side, and the layers of one
+            first, second = alone.select(some), many.select(some)
+            assert (first.entries == second.entries).all()
+            assert (first.counts == second.counts).all()
     assert alone._pool is None
     assert many._pool is not None
     many.close()

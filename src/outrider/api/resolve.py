@@ -210,7 +210,7 @@ def selector_bytes(context: ContextConfig, spec: DecoderSpec, page_size: int) ->
     if context.mode == "full" or choice.name == "window":
         return 0
     if choice.path is None:
-        return selector_token_bytes(spec, "pages", page_size, context.group) * page_size
+        return selector_token_bytes(spec, "pages", page_size, context.group, context.taps) * page_size
     head = spec_from_config(read_config(Path(choice.path)), spec)
     return head_page_bytes(head.num_kv_heads, head.head_dim, head.hidden_size, page_size)
 

@@ -31,24 +31,40 @@ from outrider.models.spec import DecoderSpec
 from outrider.types import SamplingParams
 
 ALL = -1  # slow layers: every one
+#: What is timed is how long answers go on: the few full steps that an answer begins with would weigh too much.
+GOING_ON: Mapping[str, Any] = {"first_full": 0}
+
 #: Ways to read by name: what the table of context_config says beside the budget.
 MODES: Mapping[str, Mapping[str, Any]] = {
     "full": {"mode": "full"},
-    "sparse": {"mode": "sparse"},
-    "fresh": {"mode": "sparse", "sticky": 0.0},
-    "shared": {"mode": "sparse", "group": 0},
-    "window": {"mode": "sparse", "selector": "window"},
-    "bounded": {"mode": "bounded"},
+    "sparse": {"mode": "sparse", **GOING_ON},
+    "fresh": {"mode": "sparse", "sticky": 0.0, **GOING_ON},
+    "shared": {"mode": "sparse", "group": 0, **GOING_ON},
+    "layers": {"mode": "sparse", "group": 1, **GOING_ON},
+    "single": {"mode": "sparse", "taps": 1, **GOING_ON},
+    "window": {"mode": "sparse", "selector": "window", **GOING_ON},
+    "bounded": {"mode": "bounded", **GOING_ON},
     "lossless": {"mode": "lossless"},
 }
 
 #: Ways to place KV, with a slow tier; the first is the reference, the next three are the published ablation.
 TIERS: Mapping[str, Mapping[str, Any]] = {
-    "resident": {"mode": "sparse", "slow_layers": 0},
-    "offloaded": {"mode": "sparse", "slow_layers": ALL, "elastic": False, "prefetch": 0},  # the selector alone
-    "elastic": {"mode": "sparse", "slow_layers": ALL},  # + elastic loading, ahead of the layers
-    "tiered": {"mode": "sparse"},  # + as few slow layers as the memory asks for
-    "reread": {"mode": "sparse", "elastic": False, "prefetch": 0},  # of as few: every selected row, every step
+    "resident": {"mode": "sparse", "slow_layers": 0, **GOING_ON},
+    "offloaded": {
+        "mode": "sparse",
+        "slow_layers": ALL,
+        "elastic": False,
+        "prefetch": 0,
+        **GOING_ON,
+    },  # the selector alone
+    "elastic": {"mode": "sparse", "slow_layers": ALL, **GOING_ON},  # + elastic loading, ahead of the layers
+    "tiered": {"mode": "sparse", **GOING_ON},  # + as few slow layers as the memory asks for
+    "reread": {
+        "mode": "sparse",
+        "elastic": False,
+        "prefetch": 0,
+        **GOING_ON,
+    },  # of as few: every selected row, every step
 }
 
 

@@ -122,18 +122,23 @@ def count_head_parameters(spec: DecoderSpec) -> int:
     return fusion + 2 * spec.hidden_size * spec.head_dim * (spec.num_heads + spec.num_kv_heads)
 
 
-def selector_token_bytes(spec: DecoderSpec, kind: SelectorKind, page_size: int = 16, group: int = 6) -> int:
+def selector_token_bytes(
+    spec: DecoderSpec, kind: SelectorKind, page_size: int = 16, group: int = 6, taps: int = 0
+) -> int:
     """Bytes per token that a selector keeps resident.
 
     published: (1 + alpha) layers of 16-bit KV, as the paper's formula counts. head: one of the target's shape.
-    pages: two fp32 vectors per page and KV head, of one layer in every `group` (0: one of all). window: nothing.
+    pages: two bfloat16 vectors per page and KV head, of `taps` (0: all) layers in every `group` (0: of all). window:
+    nothing.
     """
-    width = spec.num_kv_heads * spec.head_dim
-    taps = -(-spec.num_layers // group) if group else 1
+    width, layers = spec.num_kv_heads * spec.head_dim, spec.num_layers
+    group = min(group, layers) or layers
+    sizes_of_groups = [min(group, layers - first) for first in range(0, layers, group)]
+    observed = sum(min(taps or size, size) for size in sizes_of_groups)
     sizes = {
         "published": 4 * (1 + spec.num_heads // spec.num_kv_heads) * width,
         "head": -(-head_page_bytes(spec.num_kv_heads, spec.head_dim, spec.hidden_size, page_size) // page_size),
-        "pages": -(-2 * 4 * taps * width // page_size),
+        "pages": -(-2 * 2 * observed * spec.num_kv_heads * (-(-spec.head_dim // 16) * 16) // page_size),
         "window": 0,
     }
     if kind not in sizes:

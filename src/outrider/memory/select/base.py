@@ -7,8 +7,8 @@ it in memory/selectors.py and build it in reader.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -27,6 +27,10 @@ class View(NamedTuple):
     queries: Float32 | None = None  # [taps, query heads, head_dim] of the latest committed row, rotated
 
 
+#: `map`, or what does the same on several threads.
+Share = Callable[[Callable[..., None], Iterable[Any]], Iterable[None]]
+
+
 class Selector(Protocol):
     """Scores the committed entries of one sequence.
 
@@ -41,9 +45,10 @@ class Selector(Protocol):
     taps: tuple[int, ...]
     weighs: bool
 
-    def score(self, view: View) -> Float32 | None:
+    def score(self, view: View, share: Share = map) -> Float32 | None:
         """Scores [G, KV heads, ceil(length / unit)], higher is better; None: cannot tell yet, read everything.
 
+        `share` runs a function on several arguments, perhaps side by side; what it runs needs no interpreter.
         Scores are natural logarithms of estimated attention mass up to a constant, so that differences compare.
         """
         ...
@@ -73,11 +78,11 @@ def group_layers(layers: int, size: int) -> Int32:
 
 
 def spread_taps(groups: Int32, per_group: int) -> tuple[tuple[int, ...], Int32]:
-    """Layers to observe, `per_group` spread evenly over each group, and the group of each of them."""
+    """Layers to observe, `per_group` (0: all) spread evenly over each group, and the group of each of them."""
     taps: list[int] = []
     for group in range(int(groups.max()) + 1):
         layers = np.flatnonzero(groups == group)
-        count = min(per_group, len(layers))
+        count = min(per_group or len(layers), len(layers))
         picks = ((2 * np.arange(count) + 1) * len(layers)) // (2 * count)
         taps.extend(int(layers[pick]) for pick in picks)
     return tuple(taps), groups[np.asarray(taps)]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from outrider.memory.select.base import Preference, Selector, View, group_count
+from outrider.memory.select.base import Preference, Selector, Share, View, group_count
 from outrider.memory.select.kernels import choose_rows, share_mass
 from outrider.memory.select.sticky import Fresh
 from outrider.types import Float32, Int32, Selection
@@ -49,10 +49,10 @@ class Chooser:
         """Entries [G, KV heads, keep] of one sequence, or None for everything."""
         return self.choose_scored(view)[0]
 
-    def choose_scored(self, view: View) -> tuple[Int32 | None, Float32 | None]:
+    def choose_scored(self, view: View, share: Share = map) -> tuple[Int32 | None, Float32 | None]:
         """`choose`, and the scores it went by, for `captured`."""
         keep = self.keep(view)
-        scores = self.selector.score(view) if view.length > keep else None
+        scores = self.selector.score(view, share) if view.length > keep else None
         if scores is None:
             return None, None
         unit = self.selector.unit

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from outrider.errors import ModelError
-from outrider.memory.select.base import View, group_layers
+from outrider.memory.select.base import Share, View, group_layers
 from outrider.memory.select.head_kernels import score_entries
 from outrider.memory.select.head_memory import HeadMemory
 from outrider.models.spec import DecoderSpec
@@ -35,7 +35,7 @@ class HeadSelector:
         self._memory, self._shared = memory, min(own, theirs)
         self._copies = theirs // self._shared
 
-    def score(self, view: View) -> Float32 | None:
+    def score(self, view: View, share: Share = map) -> Float32 | None:
         if view.queries is None:
             return None
         dim, room = view.queries.shape[-1], self._memory.keys.shape[-1]

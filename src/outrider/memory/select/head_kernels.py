@@ -13,7 +13,7 @@ from outrider.kernels.cpu import vectors
 from outrider.kernels.cpu.machine import SOURCES, compiled, f32, i64
 from outrider.kernels.cpu.workspace import address
 from outrider.memory.select.head_weights import pad_rows
-from outrider.memory.select.kernels import exponentiate
+from outrider.memory.select.kernels import exponentiate, part_rows
 from outrider.types import Float32, Int32
 
 Bits = NDArray[np.uint16]
@@ -145,9 +145,3 @@ def score_entries(query: Float32, keys: Bits, pages: Int32, length: int) -> Floa
         *(np.ascontiguousarray(pages, np.int32), address(entries), length, scores, logits, weights),
     )
     return scores
-
-
-def part_rows(x: Float32) -> Float32:
-    """Every 32 values as 16 even, then 16 odd ones: the order in which rows of bfloat16 are read."""
-    pairs = x.reshape(len(x), -1, 16, 2)
-    return np.ascontiguousarray(pairs.swapaxes(-1, -2)).reshape(x.shape)

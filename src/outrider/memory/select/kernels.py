@@ -7,54 +7,53 @@ import math
 import numpy as np
 from numba import njit
 
+from outrider.kernels.cpu.machine import bits_of
+from outrider.types import Float32
+
+LOWEST = np.int32(-(2**31))
 FAST = {"reassoc", "contract", "arcp", "nsz"}
 
 
 @njit(cache=True, nogil=True)
-def kth_largest(values, k):
-    """The k-th largest value (k from 1) by quickselect; reorders `values`."""
-    low, high, target = 0, values.shape[0] - 1, k - 1
-    while low < high:
-        middle = (low + high) >> 1
-        a, b, c = values[low], values[middle], values[high]
-        pivot = max(min(a, b), min(max(a, b), c))
-        i, j = low, high
-        while i <= j:
-            while values[i] > pivot:
-                i += 1
-            while values[j] < pivot:
-                j -= 1
-            if i <= j:
-                values[i], values[j] = values[j], values[i]
-                i += 1
-                j -= 1
-        if target <= j:
-            high = j
-        elif target >= i:
-            low = i
-        else:
-            return values[target]
-    return values[target]
+def rank(scores, keys):
+    """keys[u] = an int32 that orders as scores[u] does; NaN and minus infinity are the lowest."""
+    for u in range(scores.shape[0]):
+        bits = bits_of(scores[u] + np.float32(0))  # no negative zero
+        value = bits if bits >= 0 else bits ^ np.int32(0x7FFFFFFF)
+        keys[u] = LOWEST if scores[u] != scores[u] or scores[u] == -np.inf else value
 
 
 @njit(cache=True, nogil=True)
-def mark_units(scores, k, skip, scratch):
+def kth_largest(keys, k):
+    """The k-th largest of int32 keys (k from 1). Counting vectors 32 times is faster than partitioning them."""
+    best = np.int64(LOWEST)
+    for bit in range(31, -1, -1):
+        candidate = best + (np.int64(1) << bit)
+        if candidate > np.int64(0x7FFFFFFF):
+            continue
+        limit, count = np.int32(candidate), np.int32(0)
+        for u in range(keys.shape[0]):
+            count += np.int32(keys[u] >= limit)
+        if count >= k:
+            best = candidate
+    return np.int32(best)
+
+
+@njit(cache=True, nogil=True)
+def mark_units(scores, k, skip, keys):
     """Set skip[u] = 0 for the k best units, -1 for others; returns the worst unit taken. Ties go to later units."""
-    count = 0
+    keys = keys[: scores.shape[0]]
+    rank(scores, keys)
+    threshold = kth_largest(keys, k)
+    count, worst = 0, -1
     for u in range(scores.shape[0]):
-        value = scores[u]
-        scratch[u] = value if value == value else -np.inf
-        skip[u] = -1
-    threshold = kth_largest(scratch[: scores.shape[0]], k)
-    worst = -1
-    for u in range(scores.shape[0]):
-        if scores[u] > threshold:
-            skip[u] = 0
-            count += 1
+        above = keys[u] > threshold
+        skip[u] = 0 if above else -1
+        count += above
     for u in range(scores.shape[0] - 1, -1, -1):
         if count == k:
             break
-        if skip[u] < 0 and (scores[u] == threshold or threshold == -np.inf):
+        if keys[u] == threshold:
             skip[u] = 0
             count += 1
             worst = u
@@ -103,27 +102,10 @@ def choose_rows(scores, unit, length, keep, sinks, window, out):
     """choose_row for every group and KV head. scores [G, H, U], out [G, H, >= keep] int32."""
     units = scores.shape[2]
     skip = np.empty(units, np.int32)
-    scratch = np.empty(units, np.float32)
+    scratch = np.empty(units, np.int32)
     for g in range(scores.shape[0]):
         for h in range(scores.shape[1]):
             choose_row(scores[g, h], unit, length, keep, sinks, window, skip, scratch, out[g, h])
-
-
-@njit(cache=True, nogil=True)
-def fold_keys(bounds, slots, keys, unit):
-    """Extend the bounds of units by new keys. bounds [N, units, H, 2 (low, high), D]; keys [N, n, H, D]; slots [n].
-
-    The first slot of a unit starts it anew, so a recycled page needs no clearing.
-    """
-    for t in range(keys.shape[0]):
-        for i in range(slots.shape[0]):
-            at, fresh = slots[i] // unit, slots[i] % unit == 0
-            for h in range(keys.shape[2]):
-                low, high = bounds[t, at, h, 0], bounds[t, at, h, 1]
-                for d in range(keys.shape[3]):
-                    value = keys[t, i, h, d]
-                    low[d] = value if fresh else min(low[d], value)
-                    high[d] = value if fresh else max(high[d], value)
 
 
 @njit(cache=True, nogil=True, fastmath=FAST)
@@ -145,61 +127,6 @@ def exponentiate(row, bits, best):
     return total
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
-def judge_units(lower, upper, bounds, pages, per_page, logits):
-    """logits[head, u] = lower[head] . low[u] + upper[head] . high[u], under the bounds of the head's KV head."""
-    kv_heads, dim = bounds.shape[1], bounds.shape[3]
-    alpha = logits.shape[0] // kv_heads
-    for u in range(logits.shape[1]):
-        at = pages[u // per_page] * per_page + u % per_page
-        for head in range(logits.shape[0]):
-            kv = head // alpha
-            total = np.float32(0)
-            for d in range(dim):
-                total += lower[head, d] * bounds[at, kv, 0, d] + upper[head, d] * bounds[at, kv, 1, d]
-            logits[head, u] = total
-
-
-@njit(cache=True, nogil=True, fastmath=FAST)
-def score_pages(queries, bounds, tap_groups, pages, per_page, tightness, mass, logits):
-    """Log attention mass per unit: softmax over units per query head, summed over the heads and taps that share it.
-
-    The logit of a unit lies between the smallest and the largest dot product that its bounds allow: `tightness` 1 is
-    the largest (Quest's), 0 the middle. queries [N, heads, D], scaled; bounds [N, physical units, H, 2, D];
-    per_page units to a page; mass [G, H, units] is overwritten; logits [heads, units] is scratch.
-    """
-    alpha = logits.shape[0] // mass.shape[1]
-    near, far = np.float32((1 + tightness) / 2), np.float32((1 - tightness) / 2)
-    bits = logits.view(np.int32)
-    mass[:] = 0
-    for t in range(queries.shape[0]):
-        positive, negative = np.maximum(queries[t], np.float32(0)), np.minimum(queries[t], np.float32(0))
-        lower, upper = far * positive + near * negative, near * positive + far * negative
-        judge_units(lower, upper, bounds[t], pages, per_page, logits)
-        for head in range(logits.shape[0]):
-            best = np.float32(-np.inf)
-            for u in range(logits.shape[1]):
-                best = max(best, logits[head, u])
-            scale = np.float32(1) / exponentiate(logits[head], bits[head], best)
-            row = mass[tap_groups[t], head // alpha]
-            for u in range(logits.shape[1]):
-                row[u] += logits[head, u] * scale
-    for g in range(mass.shape[0]):
-        for h in range(mass.shape[1]):
-            for u in range(mass.shape[2]):
-                mass[g, h, u] = math.log(mass[g, h, u])
-
-
-@njit(cache=True, nogil=True)
-def mark_held(entries, unit, held):
-    """held [G, H, U] becomes True for every unit of which something was chosen; entries [G, H, n]."""
-    held[:] = False
-    for g in range(entries.shape[0]):
-        for h in range(entries.shape[1]):
-            for i in range(entries.shape[2]):
-                held[g, h, entries[g, h, i] // unit] = True
-
-
 @njit(cache=True, nogil=True)
 def share_mass(scores, unit, length, entries):
     """Share [G, H] of exp(score) that lies in `entries`, a unit's mass being spread evenly over its entries."""
@@ -219,3 +146,23 @@ def share_mass(scores, unit, length, entries):
                 taken += math.exp(row[u] - best) / min(unit, length - u * unit)
             shares[g, h] = taken / total
     return shares
+
+
+@njit(cache=True, nogil=True)
+def mark_held(entries, unit, held):
+    """held [G, H, U] becomes True for every unit of which something was chosen; entries [G, H, n], ascending."""
+    held[:] = False
+    for g in range(entries.shape[0]):
+        for h in range(entries.shape[1]):
+            end = 0  # of the unit that was marked last
+            for i in range(entries.shape[2]):
+                if entries[g, h, i] >= end:
+                    u = entries[g, h, i] // unit
+                    held[g, h, u] = True
+                    end = (u + 1) * unit
+
+
+def part_rows(x: Float32) -> Float32:
+    """Every 32 values as 16 even, then 16 odd ones: the order in which rows of bfloat16 are read."""
+    pairs = x.reshape(len(x), -1, 16, 2)
+    return np.ascontiguousarray(pairs.swapaxes(-1, -2)).reshape(x.shape)

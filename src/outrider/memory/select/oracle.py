@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from outrider.memory.select.base import View, group_count
+from outrider.memory.select.base import Share, View, group_count
 from outrider.memory.select.reference import attention_weights
 from outrider.types import Float32, Int32
 
@@ -26,7 +26,7 @@ class OracleSelector:
         self._look = look
         self.groups = groups
 
-    def score(self, view: View) -> Float32:
+    def score(self, view: View, share: Share = map) -> Float32:
         queries, keys = self._look(view)
         kv_heads = keys.shape[2]
         mass = np.zeros((group_count(self.groups), kv_heads, view.length), np.float32)

@@ -9,13 +9,17 @@ from __future__ import annotations
 import numpy as np
 
 from outrider.errors import ConfigError
-from outrider.memory.select.base import View, group_count, spread_taps
-from outrider.memory.select.kernels import fold_keys, score_pages
+from outrider.memory.select.base import Share, View, group_count, spread_taps
+from outrider.memory.select.page_kernels import fold_keys, score_pages
 from outrider.types import Float32, Int32
+
+LANES = 16  # values of a vector: rows of bounds are padded to them
 
 
 class PageSummaries:
     """Minimum and maximum of the keys of every unit (a page, or an equal part of one), for the tapped layers.
+
+    In bfloat16: exact where keys are kept so, else rounded to the nearest, which moves an estimate by a thousandth.
 
     They live by physical page, so sharing, eviction and preemption of pages carry them along without a word. Only
     committed entries are folded in: a rejected draft leaves no trace.
@@ -28,7 +32,8 @@ class PageSummaries:
         if self.unit < 1 or page_size % self.unit:
             raise ConfigError(f"unit = {unit} is refused; use a divisor of the page size {page_size}", "unit")
         self.per_page = page_size // self.unit
-        self.bounds = np.zeros((taps, pages * self.per_page, kv_heads, 2, head_dim), np.float32)  # low, high
+        padded = -(-head_dim // LANES) * LANES
+        self.bounds = np.zeros((taps, pages * self.per_page, kv_heads, 2, padded), np.uint16)  # low, high
 
     @property
     def nbytes(self) -> int:
@@ -61,20 +66,27 @@ class PageSelector:
         if len(self.taps) != len(summaries.bounds):
             raise ConfigError(f"summaries of {len(summaries.bounds)} layers for {len(self.taps)} taps", "selector")
 
-    def score(self, view: View) -> Float32 | None:
+    def score(self, view: View, share: Share = map) -> Float32 | None:
         if view.queries is None:
             return None
-        kv_heads, _, head_dim = self.summaries.bounds.shape[2:]
-        units = -(-view.length // self.unit)
-        mass = np.empty((group_count(self.groups), kv_heads, units), np.float32)
-        score_pages(
-            np.ascontiguousarray(view.queries, np.float32) * np.float32(head_dim**-0.5),
-            self.summaries.bounds,
-            self._tap_groups,
-            view.pages,
-            self.summaries.per_page,
-            self._tightness,
-            mass,
-            np.empty((view.queries.shape[1], units), np.float32),
-        )
+        (kv_heads, _, padded), (taps, heads, head_dim) = self.summaries.bounds.shape[2:], view.queries.shape
+        queries = np.zeros((taps, heads, padded), np.float32)
+        queries[:, :, :head_dim] = view.queries * np.float32(head_dim**-0.5)
+        mass = np.empty((group_count(self.groups), kv_heads, -(-view.length // self.unit)), np.float32)
+
+        def score_groups(part: range) -> None:
+            taps = np.flatnonzero((self._tap_groups >= part.start) & (self._tap_groups < part.stop))
+            own = slice(taps[0], taps[-1] + 1)
+            score_pages(
+                *(queries[own], self.summaries.bounds[own], self._tap_groups[own] - part.start, view.pages),
+                *(self.summaries.per_page, self._tightness, mass[part.start : part.stop]),
+            )
+
+        list(share(score_groups, halves(len(mass))))
         return mass
+
+
+def halves(count: int) -> list[range]:
+    """0 .. count - 1 in two parts for two threads, or in one where there is but one thing."""
+    middle = (count + 1) // 2
+    return [part for part in (range(middle), range(middle, count)) if part]

@@ -19,7 +19,7 @@ from outrider.config import ContextConfig
 from outrider.errors import ConfigError
 from outrider.memory.look import Gain, Look
 from outrider.memory.report import ContextReport
-from outrider.memory.select.base import Selector, View, check_budget, group_layers, spread_taps
+from outrider.memory.select.base import Selector, Share, View, check_budget, group_layers, spread_taps
 from outrider.memory.select.choose import Chooser
 from outrider.memory.select.head import HeadSelector
 from outrider.memory.select.head_memory import HeadMemory
@@ -32,7 +32,7 @@ from outrider.memory.selectors import read_selector
 from outrider.models.spec import DecoderSpec
 from outrider.types import Float32, Int32, Reads, Selection
 
-TAPS_PER_GROUP = 1
+FIRST_FULL = {"head": 1, "pages": 4, "window": 0}  # by selector, where a configuration names no number
 #: Steps of a sequence from one look at the captured and kept shares to the next; looking costs a little.
 LOOK_EVERY = 8
 #: Tokens of context in a step from which handing sequences to threads costs less than it gains.
@@ -79,10 +79,12 @@ class ContextReader:
         """`choose` for every sequence, long ones on several threads: scoring runs without the interpreter's lock."""
         self.follow(looks)
         self._ask(looks)
-        if self._threads == 1 or len(looks) == 1 or sum(look.length for look in looks) < WORTH_THREADS:
+        if self._threads == 1 or sum(look.length for look in looks) < WORTH_THREADS:
             return [self._choose_counted(look) for look in looks]
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._threads, "outrider-select")
+        if len(looks) == 1:  # its layers side by side, else sequences
+            return [self._choose_counted(looks[0], self._pool.map)]
         chosen = list(self._pool.map(self._choose, looks))
         for look in looks:
             self._count(look)
@@ -110,19 +112,19 @@ class ContextReader:
         """Whether the sequence may read less than everything in this step."""
         return not look.prefill and look.length > self.chooser.keep(self._view(look))
 
-    def _choose_counted(self, look: Look) -> Int32 | None:
-        chosen = self._choose(look)
+    def _choose_counted(self, look: Look, share: Share = map) -> Int32 | None:
+        chosen = self._choose(look, share)
         self._count(look)
         return chosen
 
-    def _choose(self, look: Look) -> Int32 | None:
+    def _choose(self, look: Look, share: Share = map) -> Int32 | None:
         """`choose`, leaving the common record alone: several threads may be in here, for different sequences."""
         if look.prefill:
             return None
         policy, view = self._policy, self._view(look)
         steps = self._steps.get(look.sequence_id, 0)
         full = steps < self._first_full or policy.wants_full(look.sequence_id)
-        entries, scores = (None, None) if full else self.chooser.choose_scored(view)
+        entries, scores = (None, None) if full else self.chooser.choose_scored(view, share)
         watched = steps % LOOK_EVERY == 0
         captured = self.chooser.captured(view, entries, scores) if watched or policy.watches else None
         policy.note(look.sequence_id, entries is None, 1.0 if captured is None else captured)
@@ -217,19 +219,18 @@ def make_reader(
         check_budget(config.budget, config.sinks, config.window)
     groups = group_layers(spec.num_layers, config.group)
     name = "window" if config.mode == "full" else read_selector(config.selector).name
-    first_full = config.first_full
     summaries = None
     selector: Selector
     if name == "window":
         selector = WindowSelector(groups, spec.num_kv_heads)
     elif name == "pages":
-        taps, _ = spread_taps(groups, TAPS_PER_GROUP)
+        taps, _ = spread_taps(groups, config.taps)
         summaries = PageSummaries(len(taps), num_pages, spec.num_kv_heads, page_size, spec.head_dim)
-        selector = PageSelector(summaries, groups, TAPS_PER_GROUP)
+        selector = PageSelector(summaries, groups, config.taps)
     else:
         if head is None:
             raise ConfigError("selector = 'head' needs the head's memory, which nobody made", "selector")
         selector = HeadSelector(head, spec)
-        first_full = 1 if first_full is None else first_full
     chooser = Chooser(selector, spec.num_kv_heads, config.sinks, config.window, Sticky(config.sticky))
-    return ContextReader(chooser, make_policy(config), config.budget, summaries, threads, head, first_full or 0)
+    first_full = FIRST_FULL[name] if config.first_full is None else config.first_full
+    return ContextReader(chooser, make_policy(config), config.budget, summaries, threads, head, first_full)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from outrider.memory.select.base import View, group_count
+from outrider.memory.select.base import Share, View, group_count
 from outrider.types import Float32, Int32
 
 
@@ -20,6 +20,6 @@ class WindowSelector:
         self.groups = groups
         self._kv_heads = kv_heads
 
-    def score(self, view: View) -> Float32:
+    def score(self, view: View, share: Share = map) -> Float32:
         recency = np.arange(view.length, dtype=np.float32)
         return np.broadcast_to(recency, (group_count(self.groups), self._kv_heads, view.length))

@@ -11,7 +11,7 @@ demo: setup
 
 test: dev check
 	@$(RUN)/outrider pull smollm2-135m
-	@$(RUN)/python -m pytest
+	@$(RUN)/python -m pytest -n auto --dist loadfile
 
 unit: dev
 	@$(RUN)/python -m pytest tests/unit tests/property tests/arch

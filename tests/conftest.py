@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
 
 import pytest
+
+
+def pytest_configure() -> None:
+    """Workers side by side (pytest -n) take a core each: threads of several that wait for each other help nobody."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker and hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ claims them and drafts, finished drafts wait in the pool of intermediate results
 Flow control decides when drafting pauses. Only planning and the calls of the speculator differ from the plain loop, so
 the tokens cannot: what a step verifies is still a draft behind the last known token, judged by the same function.
 
-One request alone is drafted for inline, as in the plain loop: there is nothing to overlap with.
+One request alone is served as in the plain loop, without a word to the other thread: there is nothing to overlap with.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class PipelinedEngine(Engine):
     ) -> None:
         super().__init__(decoder, memory, speculator, config)
         self.pools: Pools[Draft] = Pools(config.max_num_seqs)
+        self.alone = True  # one request at most: everything happens inline
         self.overlapped = 0  # drafts that were made while the target verified something else
         self._flow = flow
         self._there: dict[int, Draft] = {}  # drafts that this step verifies
@@ -68,17 +69,17 @@ class PipelinedEngine(Engine):
     def _plan(self) -> Plan:
         """Plan those whose drafts are there, and have the others drafted for while the target verifies."""
         self._enter()
-        alone = len(self.scheduler.running) + len(self.scheduler.waiting) <= 1
+        self.alone = len(self.scheduler.running) + len(self.scheduler.waiting) <= 1
         while True:
-            if alone:
+            if self.alone:
                 self._quiesce()
             self._receive()
-            held = set() if alone else self._undrafted()
+            held = set() if self.alone else self._undrafted()
             plan = self.scheduler.plan(held)
             self._forget(self.scheduler.preempted)
             if plan or not held:
                 self._there = dict(self.pools.withdraw(len(self._sequences)))
-                self.overlapped += 0 if alone else self._dispatch()
+                self.overlapped += 0 if self.alone else self._dispatch()
                 return plan
             self._dispatch()
             self._quiesce()  # nobody is ready: the target has to wait for drafts
@@ -161,7 +162,11 @@ class PipelinedEngine(Engine):
             self._send(lambda i=sequence.id: self.speculator.forget(i))  # type: ignore[misc]
 
     def _send(self, message: Callable[[], None]) -> None:
-        """A message to the speculator: its own thread, in order."""
+        """A message to the speculator, in order: on its own thread, or here where nothing else happens meanwhile."""
+        if self.alone:
+            self._quiesce()
+            message()
+            return
         self._sent = [future for future in self._sent if not future.done() or future.exception()]
         self._sent.append(self._worker.submit(message))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
+from itertools import accumulate
 
 import numpy as np
 
@@ -24,8 +25,8 @@ class Forward:
         self._samples = [work.samples for work in plan.works]  # as of now: a commit moves the sequences on
         counts = [work.rows + len(draft) for work, draft in zip(plan.works, drafts, strict=True)]
         wanted = [len(logit_rows(work, draft)) for work, draft in zip(plan.works, drafts, strict=True)]
-        self._row_starts = np.concatenate(([0], np.cumsum(counts)))
-        self._logit_starts = np.concatenate(([0], np.cumsum(wanted)))
+        self._row_starts = list(accumulate(counts, initial=0))
+        self._logit_starts = list(accumulate(wanted, initial=0))
 
     def rows(self, index: int) -> Rows:
         """The root's and every draft node's best token and logits; empty where the step does not sample."""

@@ -13,6 +13,10 @@ on from the first one's, trained on the answers of both. A third one goes on fro
 
     python scripts/distill_smollm2.py --out runs/third-a --seed 2 --data-minutes 15 --answers-only
     python scripts/distill_smollm2.py --out runs/third-b --seed 3 --after runs/third-a --init generalist --minutes 60
+
+Another target (--model) takes the same; a large one invents slowly, and does as well with what a small one asked:
+
+    python scripts/distill_smollm2.py --model qwen2.5-coder-1.5b --out runs/qwen --prompts runs/third-a/prompts.jsonl
 """
 
 from __future__ import annotations
@@ -38,6 +42,7 @@ from outrider.distill.shards import Answers
 from outrider.distill.target import Target
 from outrider.drafters.shipped import ROOT, install_head, shipped_heads
 from outrider.models.eagle3 import default_taps
+from outrider.models.eagle3_store import head_taps
 from outrider.models.load import load_model
 
 WRITTEN = {"chat": 2400, "maths": 600, "code": 2600}
@@ -102,6 +107,10 @@ def make_prompts(given: argparse.Namespace, path: Path) -> None:
     """Write the prompts once; those of a second round are other ones, and half of them lean on the first."""
     if path.exists():
         return
+    if given.prompts:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_prompts(path, read_prompts(given.prompts))
+        return
     loaded = load_model(given.model)
     target = Target(loaded, default_taps(loaded.spec.num_layers), batch=32, max_model_len=512, threads=given.threads)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -137,6 +146,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--after", type=Path, help="an earlier --out: this is a second round")
+    parser.add_argument("--prompts", type=Path, help="take the prompts of this file; default: written and invented")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--minutes", type=float, help="of training the generalist")
@@ -156,6 +166,7 @@ def options_of(given: argparse.Namespace) -> DistillOptions:
         settings |= {**SECOND, "init": given.init or str(given.after / "heads" / "generalist")}
     if given.init:
         settings["init"] = str(shipped_heads(load_model(given.model)).get(given.init, given.init))
+        head_taps(settings["init"], load_model(given.model).spec)  # ModelError where it is no head of this target
     if settings.get("init"):
         settings["intermediate_size"] = None  # that of the head
     return DistillOptions(seed=given.seed, **settings)
@@ -164,8 +175,8 @@ def options_of(given: argparse.Namespace) -> DistillOptions:
 def main() -> None:
     """The generalist, then the specialists that go on from it."""
     given = parse()
+    options = options_of(given)  # refused before the prompts are made
     make_prompts(given, given.out / "prompts.jsonl")
-    options = options_of(given)
     generalist = distil(given, options, not given.no_answers)
     if generalist is None:
         return

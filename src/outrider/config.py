@@ -70,7 +70,7 @@ class ContextConfig:
     group: int = 6  # consecutive layers that share a selection; 0: all of them, as published
     taps: int = 0  # layers of every group whose queries `pages` goes by; 0: all of them
     sticky: float = 1.0  # nats by which a newcomer must beat an entry that was read last; 0: choose anew
-    first_full: int | None = None  # full decoding steps before the first selection; None: 1 with a head, else 4
+    first_full: int | None = None  # full decoding steps before the first selection; None: 4 with pages, 1 with a head
     full_every: int = 32  # bounded mode: steps from one full one to the next, at most
     min_captured: float = 0.8  # bounded mode: estimated share of attention below which the next step is full
 

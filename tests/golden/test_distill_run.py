@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -83,6 +84,23 @@ def test_a_killed_run_ends_with_the_same_bits(tmp_path: Path, finished: tuple[Ru
     assert result.scores == expected.scores
     ours, theirs = weights_of(run), weights_of(whole)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_training_goes_on_with_the_answers_that_it_began_with(tmp_path: Path) -> None:
+    """Answering that ran out of time does not go on when a killed training does."""
+    run = tiny_run(tmp_path)
+    with pytest.raises(Killed):
+        replace(run, report=kill_at("answering", 3)).all()
+    short = replace(run, options=replace(run.options, data_minutes=1e-9))
+    with pytest.raises(Killed):
+        replace(short, report=kill_at("training", 2 * train.LOG_EVERY)).all()
+    shards = sorted(run.out.glob("answers/*.safetensors"))
+    assert short.all().history
+    assert sorted(run.out.glob("answers/*.safetensors")) == shards
+    shutil.copyfile(shards[0], shards[0].with_name("answers-00099.safetensors"))
+    shutil.copyfile(f"{shards[0]}.sha256", shards[0].with_name("answers-00099.safetensors.sha256"))
+    with pytest.raises(ConfigError, match=r"made from \d shards .* others \(\d\); remove its training/"):
+        short.train()
 
 
 def test_other_settings_do_not_continue_a_run(finished: tuple[Run, Result]) -> None:

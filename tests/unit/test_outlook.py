@@ -59,7 +59,7 @@ def test_info_says_what_a_start_says(folder, tmp_path, capsys, tier) -> None:
 def test_the_words_say_what_is_read_what_is_resident_and_what_is_slow(folder, tmp_path, capsys) -> None:
     plan = info(capsys, folder, tiered(tmp_path, keep_prompts=30, keep_bytes=1 << 20), "--kv-cache-dtype", "float32")
     reads, kv, place, one, many, kept = plan["lines"]
-    assert "sparse, every step reads 48 entries per KV head (2 first, 16 latest, the others picked by pages" in reads
+    assert "sparse, steps read 48 entries per KV head (2 first, 16 latest, the others picked by pages" in reads
     assert "float32" in kv
     assert "at most 1.1 MiB of fast memory, 2 slow layers always, slow layers in" in place
     assert place.endswith("as int8")
@@ -107,7 +107,7 @@ def test_commands_that_answer_print_it_at_start_where_a_configuration_was_given(
     assert "context:" not in capsys.readouterr().err
     assert main([*words, "--context-config", json.dumps(tiered(tmp_path))]) == DONE
     shown = capsys.readouterr()
-    assert shown.err.startswith("context: sparse, every step reads 48 entries")
+    assert shown.err.startswith("context: sparse, steps read 48 entries")
     assert "place: at most 1.1 MiB of fast memory" in shown.err
     assert json.loads(shown.out)["context"]["mode"] == "sparse"
 

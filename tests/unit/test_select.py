@@ -119,6 +119,18 @@ def test_page_scores_are_the_references(heads, unit, length, dim, taps_per_group
     assert (shared == scores).all()
 
 
+def test_what_is_not_a_number_ranks_last():
+    summaries = PageSummaries(1, 20, KV, PAGE, DIM)
+    slots = np.arange(12 * PAGE, dtype=np.int32)
+    summaries.fold(slots, RNG.normal(size=(1, len(slots), KV, DIM)).astype(np.float32))
+    queries = RNG.normal(size=(1, HEADS, DIM)).astype(np.float32)
+    queries[0, 0, 3] = np.nan  # of KV head 0
+    pages = np.arange(12, dtype=np.int32)
+    scores = PageSelector(summaries, group_layers(LAYERS, 0)).score(view(len(slots), queries=queries, pages=pages))
+    assert np.isnan(scores[0, 0]).all()
+    assert np.isfinite(scores[0, 1]).all()
+
+
 def test_full_tightness_bounds_every_key_of_the_page():
     keys = RNG.normal(size=(32, KV, DIM)).astype(np.float32)
     query = RNG.normal(size=(KV, DIM)).astype(np.float32)

@@ -19,13 +19,22 @@ from outrider.types import SamplingParams
 Report = Callable[[str, int, int], None]
 
 
-def generate(target: Target, prompts: Sequence[Prompt], options: DistillOptions, folder: Path, report: Report) -> None:
+def generate(
+    target: Target,
+    prompts: Sequence[Prompt],
+    options: DistillOptions,
+    folder: Path,
+    report: Report,
+    enough: bool = False,
+) -> None:
     """Fill `folder` with shards of `shard_prompts` answers each; those that are there already are kept.
 
-    `data_minutes` ends the stage early; shards that are incomplete by then are left out.
+    `data_minutes` ends the stage early; shards that are incomplete by then are left out. `enough`: add none.
     """
     started = monotonic()
     _check_plan(target, prompts, options, folder)
+    if enough:
+        return
     writer = ShardWriter(folder)
     encoded = [target.encode(prompt) for prompt in prompts]
     usable = [i for i, ids in enumerate(encoded) if len(ids) <= options.max_prompt]

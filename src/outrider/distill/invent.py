@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from itertools import count as counted
 
 from outrider.distill.data import Prompt
 from outrider.distill.guard import is_evaluation
@@ -17,6 +16,7 @@ from outrider.errors import ConfigError
 from outrider.types import SamplingParams
 
 WORDS = (3, 160)  # of a usable prompt
+TRIES = 6  # texts for each prompt that is wanted, at most: some do not end, some repeat others
 CODE = re.compile(
     r"\b(python|javascript|java|c\+\+|sql|html|code|function|algorithm|script|class|program|regex)\b", re.I
 )
@@ -52,18 +52,18 @@ def invent_prompts(
 ) -> list[Prompt]:
     """`count` distinct prompts in the target's words, behind the openings in turns; fewer where it repeats itself."""
     prefix = user_prefix(target)
-    begun = [(*prefix, *target.tokenizer.encode(opening, add_special=False)) for opening in openings]
+    begun = [(*prefix, *target.tokenizer.encode(opening, add_special=False)) for opening in openings or ("",)]
     params = {"temperature": 1.0, "top_p": 0.95, "max_tokens": 220}
     jobs = (
         Job(i, begun[i % len(begun)], SamplingParams(**params, seed=seed * 1_000_003 + i))  # type: ignore[arg-type]
-        for i in counted()
+        for i in range(TRIES * count)
     )
     found: dict[str, Prompt] = {}
-    for number, text in enumerate(_texts(target, jobs, len(prefix))):
+    for text in _texts(target, jobs, len(prefix)):
         if usable(text) and not is_evaluation(text):
             found.setdefault(text, Prompt((("user", text),), domain_of(text)))
             report(len(found))
-        if len(found) >= count or number >= 4 * count:
+        if len(found) >= count:
             break
     return list(found.values())
 

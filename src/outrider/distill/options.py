@@ -106,9 +106,17 @@ class DistillOptions:
 def check_same(stored: dict[str, Any], given: dict[str, Any], stage: str) -> None:
     """Refuse to go on with a run that was started with other settings: it would be neither of the two."""
     for name in sorted(set(stored) | set(given)):
-        if name not in FREE | LENGTH and stored.get(name) != given.get(name):
+        was, now = stored.get(name), given.get(name)
+        if name in FREE | LENGTH or was == now:
+            continue
+        if name == "shards":
             raise ConfigError(
-                f"the {stage} in this folder were made with {name} = {stored.get(name)!r}, now it is "
-                f"{given.get(name)!r}; use the same, or another --out",
+                f"the {stage} in this folder were made from {len(was or ())} shards of answers, and these are others "
+                f"({len(now or ())}); remove its training/ to train anew, or use another --out",
                 name,
             )
+        raise ConfigError(
+            f"the {stage} in this folder were made with {name} = {was!r}, now it is {now!r}; use the same, or another "
+            "--out",
+            name,
+        )

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from outrider.distill import acceptance
+from outrider.distill.checkpoint import NAME as CHECKPOINT
 from outrider.distill.data import Prompt, is_held_out, read_prompts
 from outrider.distill.export import write_card
 from outrider.distill.files import read_json, write_json
@@ -68,7 +69,10 @@ class Run:
         return self.train()
 
     def answer(self) -> None:
-        """The target answers the prompts; a folder whose answers were captured before needs no target."""
+        """The target answers the prompts, as many as it has time for.
+
+        Where training has begun there are enough: more answers would make its checkpoint one of another run.
+        """
         check_supported(self.loaded)
         prompts = read_prompts(self.data)
         self._check(prompts)
@@ -81,7 +85,8 @@ class Run:
             device=self.device,
             threads=self.threads,
         )
-        generate(target, prompts, self.options, self.out / "answers", self.report)
+        enough = any((self.out / "training").glob(f"*/{CHECKPOINT}"))
+        generate(target, prompts, self.options, self.out / "answers", self.report, enough)
 
     def _check(self, prompts: Sequence[Prompt]) -> None:
         """Refuse before hours of answering what would only be noticed behind them."""

@@ -30,7 +30,7 @@ def _headers(path: Path) -> Iterator[str]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # old escapes in old files
             tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (SyntaxError, ValueError, OSError):
+    except (SyntaxError, ValueError, OSError, MemoryError, RecursionError):  # the latter two where it nests too deep
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and not _is_method(node):

@@ -15,7 +15,7 @@ from typing import Any
 from outrider.config import ContextConfig
 from outrider.memory.place.build import buffer_capacity, fast_limit
 from outrider.memory.planner import Footprint, Load, MemoryPlan, fit_layers, most_requests, plan
-from outrider.memory.selectors import read_selector
+from outrider.memory.selectors import full_steps, read_selector
 
 
 @dataclass(frozen=True)
@@ -157,16 +157,19 @@ def reads_line(context: ContextConfig) -> str:
         return "full, attention reads everything"
     picker = read_selector(context.selector).name
     shared = "all layers share a selection" if picker == "head" or not context.group else f"groups of {context.group}"
+    seen = f", {context.taps or 'all'} of them looked at" if picker == "pages" and context.taps != 1 else ""
     entries = (
         f"{context.budget:,} entries per KV head ({context.sinks} first, {context.window} latest, the others picked by "
-        f"{picker}, {shared}{'' if 'share' in shared else ' layers'})"
+        f"{picker}, {shared}{'' if 'share' in shared else ' layers'}{seen})"
     )
+    full = full_steps(context)
+    begins = f"; the first {full} of every answer read everything" if full > 1 else ""
     if context.mode == "lossless":
         return f"lossless, drafts read {entries}; verification reads everything"
     if context.mode == "sparse":
-        return f"sparse, every step reads {entries}"
+        return f"sparse, steps read {entries}{begins}"
     return (
-        f"bounded, steps read {entries}; a full one every {context.full_every} at least, and when less than "
+        f"bounded, steps read {entries}{begins}; a full one every {context.full_every} at least, and when less than "
         f"{context.min_captured:.0%} of attention is believed to be captured"
     )
 

@@ -23,10 +23,13 @@ from numpy.typing import NDArray
 from outrider.config import ContextConfig
 from outrider.memory.look import Gain, Look
 from outrider.memory.report import ContextReport
-from outrider.memory.selectors import read_selector
+from outrider.memory.selectors import full_steps, read_selector
 from outrider.models.spec import Decoder, DecoderSpec, KVCache, Weights
 from outrider.sequence import Plan, Sequence
 from outrider.types import Draft, Int32, Reads, Selection
+
+#: Entries whose keys are read together, as floats of every tapped layer: bounds the scratch memory of long prompts.
+FOLD_AT_ONCE = 256
 
 if TYPE_CHECKING:
     from outrider.memory.select import ContextReader, HeadMemory
@@ -232,7 +235,9 @@ class SparseAttention:
         if self.taps:
             several = list(parts)
             slots = several[0] if len(several) == 1 else np.concatenate([np.zeros(0, np.int32), *several])
-            self.reader.fold(slots, self._cache.key_rows(self.taps, slots))
+            for first in range(0, len(slots), FOLD_AT_ONCE):
+                part = slots[first : first + FOLD_AT_ONCE]
+                self.reader.fold(part, self._cache.key_rows(self.taps, part))
 
 
 class LosslessAttention(SparseAttention):
@@ -284,7 +289,7 @@ def make_reading(
 
     pages, size = cache.num_pages, cache.page_size
     if config.mode == "lossless":
-        drafting = make_reader(replace(config, mode="sparse"), spec, pages, size, head)
+        drafting = make_reader(replace(config, mode="sparse", first_full=full_steps(config)), spec, pages, size, head)
         return LosslessAttention(drafting, cache, config.mode)
     reader = make_reader(config, spec, pages, size, head, usable_threads(threads))
     return SparseAttention(reader, cache, config.mode)

@@ -7,10 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider.config import from_mapping, named_options
+from outrider.config import ContextConfig, from_mapping, named_options
 from outrider.errors import ConfigError
 
 WHERE = "context_config.selector"
+
+
+#: Full steps that an answer begins with, by selector, where a configuration names no number.
+_FIRST_FULL = {"pages": 4, "window": 0, "head": 1}
+
+
+def full_steps(config: ContextConfig) -> int:
+    """Decoding steps of an answer that read everything before the first selection; none where drafts alone select."""
+    if config.first_full is not None:
+        return config.first_full
+    return 0 if config.mode == "lossless" else _FIRST_FULL[read_selector(config.selector).name]
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ def _score(queries, bounds, tap_groups, pages, per_page, heads, sides, dim, rows
         for h in range(kv_heads):
             row = mass[g, h]
             for u in range(units):
-                row[u] = log32(row[u])
+                row[u] = log32(row[u]) if row[u] == row[u] else row[u]  # not a number ranks last
 
 
 def _entry_points(sources: int) -> tuple[Any, Any]:

@@ -28,11 +28,10 @@ from outrider.memory.select.policy import ReadPolicy, make_policy
 from outrider.memory.select.sticky import Sticky
 from outrider.memory.select.tally import Tally, share_kept
 from outrider.memory.select.window import WindowSelector
-from outrider.memory.selectors import read_selector
+from outrider.memory.selectors import full_steps, read_selector
 from outrider.models.spec import DecoderSpec
 from outrider.types import Float32, Int32, Reads, Selection
 
-FIRST_FULL = {"head": 1, "pages": 4, "window": 0}  # by selector, where a configuration names no number
 #: Steps of a sequence from one look at the captured and kept shares to the next; looking costs a little.
 LOOK_EVERY = 8
 #: Tokens of context in a step from which handing sequences to threads costs less than it gains.
@@ -125,7 +124,7 @@ class ContextReader:
         steps = self._steps.get(look.sequence_id, 0)
         full = steps < self._first_full or policy.wants_full(look.sequence_id)
         entries, scores = (None, None) if full else self.chooser.choose_scored(view, share)
-        watched = steps % LOOK_EVERY == 0
+        watched = steps >= self._first_full and (steps - self._first_full) % LOOK_EVERY == 0
         captured = self.chooser.captured(view, entries, scores) if watched or policy.watches else None
         policy.note(look.sequence_id, entries is None, 1.0 if captured is None else captured)
         self.reads[look.sequence_id] = self._describe(view, entries, captured, watched)
@@ -232,5 +231,5 @@ def make_reader(
             raise ConfigError("selector = 'head' needs the head's memory, which nobody made", "selector")
         selector = HeadSelector(head, spec)
     chooser = Chooser(selector, spec.num_kv_heads, config.sinks, config.window, Sticky(config.sticky))
-    first_full = FIRST_FULL[name] if config.first_full is None else config.first_full
+    first_full = 0 if config.mode == "full" else full_steps(config)
     return ContextReader(chooser, make_policy(config), config.budget, summaries, threads, head, first_full)

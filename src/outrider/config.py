@@ -67,8 +67,8 @@ class ContextConfig:
     elastic: bool = True  # load only entries that the step before did not read; False: all of them, to compare
     keep_prompts: int | None = None  # tokens; prompts this long or longer stay in kv_path for later starts; None: none
     keep_bytes: int = 8 << 30  # of kept prompts in kv_path; the least recently used ones are removed first
-    group: int = 6  # consecutive layers that share a selection; 0: all of them, as published
-    taps: int = 0  # layers of every group whose queries `pages` goes by; 0: all of them
+    group: int = 0  # consecutive layers that share a selection; 0: all of them, as published
+    taps: int = 8  # layers of every group whose queries `pages` goes by; 0: all of them
     sticky: float = 1.0  # nats by which a newcomer must beat an entry that was read last; 0: choose anew
     first_full: int | None = None  # full decoding steps before the first selection; None: 4 with pages, 1 with a head
     full_every: int = 32  # bounded mode: steps from one full one to the next, at most

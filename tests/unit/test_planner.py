@@ -80,8 +80,9 @@ def test_mha_gqa_and_mqa_differ_by_their_kv_heads(heads, kv_heads):
     assert footprint(spec, 0).kv_bytes == 2 * kv_heads * 128 * 2
     assert selector_token_bytes(spec, "published") == 4 * (1 + heads // kv_heads) * kv_heads * 128
     assert selector_token_bytes(spec, "head") == 2 * kv_heads * 128 + 4 * spec.hidden_size // 16
-    assert selector_token_bytes(spec, "pages") == 2 * 2 * spec.num_layers * kv_heads * 128 // 16
-    assert selector_token_bytes(spec, "pages", taps=1) == 2 * 2 * 6 * kv_heads * 128 // 16
+    assert selector_token_bytes(spec, "pages") == 2 * 2 * 8 * kv_heads * 128 // 16
+    assert selector_token_bytes(spec, "pages", group=6, taps=0) == 2 * 2 * spec.num_layers * kv_heads * 128 // 16
+    assert selector_token_bytes(spec, "pages", group=6, taps=1) == 2 * 2 * 6 * kv_heads * 128 // 16
     assert selector_token_bytes(spec, "window") == 0
 
 

@@ -39,12 +39,12 @@ MODES: Mapping[str, Mapping[str, Any]] = {
     "full": {"mode": "full"},
     "sparse": {"mode": "sparse", **GOING_ON},
     "fresh": {"mode": "sparse", "sticky": 0.0, **GOING_ON},
-    "shared": {"mode": "sparse", "group": 0, **GOING_ON},
+    "grouped": {"mode": "sparse", "group": 6, "taps": 0, **GOING_ON},
+    "single": {"mode": "sparse", "group": 6, "taps": 1, **GOING_ON},
     "layers": {"mode": "sparse", "group": 1, **GOING_ON},
-    "single": {"mode": "sparse", "taps": 1, **GOING_ON},
     "window": {"mode": "sparse", "selector": "window", **GOING_ON},
     "bounded": {"mode": "bounded", **GOING_ON},
-    "lossless": {"mode": "lossless"},
+    "lossless": {"mode": "lossless"},  # its drafts select from the first token on anyway
 }
 
 #: Ways to place KV, with a slow tier; the first is the reference, the next three are the published ablation.

@@ -123,7 +123,7 @@ def count_head_parameters(spec: DecoderSpec) -> int:
 
 
 def selector_token_bytes(
-    spec: DecoderSpec, kind: SelectorKind, page_size: int = 16, group: int = 6, taps: int = 0
+    spec: DecoderSpec, kind: SelectorKind, page_size: int = 16, group: int = 0, taps: int = 8
 ) -> int:
     """Bytes per token that a selector keeps resident.
 
